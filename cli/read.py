@@ -106,8 +106,9 @@ def _read(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOpt
         folder = DocumentFolder(args.output_dir, items, args.format, args.resume, policy)
     reader = _reader(args, options)
     errors = list[ErrorInfo]()
-    with exit_on_signals(), Manifest(None if folder is None else folder.manifest) as manifest, _progress() as on_pages:
-        documents = DocumentReader(items, reader, options, policy, manifest, on_pages)
+    path = None if folder is None else folder.manifest
+    with Manifest(path) as manifest, exit_on_signals(manifest.give_back), _progress() as on_records:
+        documents = DocumentReader(items, reader, options, policy, manifest, on_records)
         for index, document in _in_order(documents.documents(), in_order=folder is None):
             errors += _write(args, index, document, manifest, folder, len(items) > 1)
         if folder is not None:
@@ -181,12 +182,12 @@ def _in_order(documents: Iterator[tuple[int, OpenedDocument]], in_order: bool) -
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int], object]]:
+def _progress() -> Iterator[Callable[[OpenedDocument, Sequence[PageRecord]], object]]:
     """Count pages on stderr, with pages a second, if it is a terminal."""
     from tqdm import tqdm
 
     with tqdm(desc="Read", unit=" pages", disable=not sys.stderr.isatty()) as bar:
-        yield bar.update
+        yield lambda _, records: bar.update(len(records))
 
 
 def _print_plan(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOptions) -> int:

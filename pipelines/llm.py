@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
@@ -33,6 +33,7 @@ from .transcribe import Transcript, transcribe_tasks
 from .validation import read_options
 
 if TYPE_CHECKING:
+    from .documents.api import PageDone
     from .documents.blocks import Document
     from .option_types import (
         EmbedKeywords,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
         SpeechTask,
         TranscribeKeywords,
     )
+
+_MAX_DOCUMENTS = 4  # calls of `AsyncLLM.read` that run at a time
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,11 @@ class AsyncLLM(async_llm.AsyncLLM):
         return ThreadPoolExecutor(thread_name_prefix="sensorium-read")
 
     @cached_property
+    def _documents(self) -> ThreadPoolExecutor:
+        """Threads that read documents, one each: a document may take hours, and further ones wait."""
+        return ThreadPoolExecutor(_MAX_DOCUMENTS, "sensorium-documents")
+
+    @cached_property
     def _speakers(self) -> ThreadPoolExecutor:
         """Threads that speak: a step may take as long as a spoken answer. There is one for each answer in progress."""
         return ThreadPoolExecutor(self.engine.config.max_num_seqs, "sensorium-speak")
@@ -283,6 +291,27 @@ class AsyncLLM(async_llm.AsyncLLM):
         queries, tasks = score_tasks(self.engine, query, documents, read_options(ScoreOptions, options))
         await run_all_async(self, queries)
         return await run_all_async(self, tasks)
+
+    async def read(
+        self,
+        files: object,
+        output_dir: str | os.PathLike[str] | None = None,
+        output_format: str = "md",
+        resume: bool = False,
+        on_page: Callable[[PageDone], object] | None = None,
+        **options: Unpack[ReadKeywords],
+    ) -> list[Document]:
+        """`LLM.read` as a coroutine. Cancelling it ends within a page or so; a later call with `resume` goes on there.
+
+        Args:
+            on_page: called with each page that has been read, in another thread.
+        """
+        from .documents.api import read_files_async
+        from .documents.options import OutputOptions, ReadOptions
+
+        settings = read_options(ReadOptions, options, "files", "output_dir", "output_format", "resume", "on_page")
+        output = OutputOptions(output_dir, output_format, resume)
+        return await read_files_async(self, self._documents, files, settings, output, on_page)
 
     async def ocr(self, images: object, **options: Unpack[OcrKeywords]) -> list[Page]:
         """`LLM.ocr` as a coroutine. Folders are listed and PDFs are opened in a thread."""

@@ -14,8 +14,10 @@ from ..engine.outputs import RequestOutput
 from ..engine.sampling_params import SamplingParams
 from ..mm.media.pdf import share_files, text_layer
 from ..mm.media.policy import PdfPage
+from ..mm.tenants import tenant_of
 from ..mm.types import Media
 from .doubt import TextResult, with_logprobs
+from .embed import request_options
 from .files import NamedItem, images_and_pages
 from .message_parts import media_part
 from .ocr_prompts import OcrPrompt, find_prompt
@@ -57,6 +59,7 @@ class OcrOptions:
         max_tokens: maximum number of tokens per image; ignored if `sampling_params` are given.
         sampling_params: None for greedy sampling.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
+        cache_salt: requests with different salts share no cache.
 
     Raises:
         InputError: an option has a wrong type.
@@ -66,11 +69,13 @@ class OcrOptions:
     max_tokens: int | None = 1024
     sampling_params: SamplingParams | None = None
     chat_template: str | os.PathLike[str] | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         check_type("question", self.question, str)
         check_type("chat_template", self.chat_template, str, os.PathLike, type(None))
         check_type("sampling_params", self.sampling_params, SamplingParams, type(None))
+        check_type("cache_salt", self.cache_salt, str, type(None))
 
     @property
     def params(self) -> SamplingParams:
@@ -94,7 +99,7 @@ def ocr_tasks(engine: Engine, images: object, options: OcrOptions) -> list[Task[
     named = list(images_and_pages(items, engine.config.media))
     shared = share_files(item.item for item in named)
     pages = (NamedItem(item.source, image) for item, image in zip(named, shared, strict=True))
-    return [partial(_read_page, engine, i, page, prompt, params, options.chat_template) for i, page in enumerate(pages)]
+    return [partial(_read_page, engine, i, page, prompt, params, options) for i, page in enumerate(pages)]
 
 
 async def _read_page(
@@ -103,16 +108,18 @@ async def _read_page(
     item: NamedItem,
     prompt: OcrPrompt,
     params: SamplingParams,
-    template: str | os.PathLike[str] | None,
+    options: OcrOptions,
 ) -> Page:
     if issubclass(type(item.item), InputError):  # not isinstance: the class of a broken item may not be readable
         request = RequestHandle(RequestInput(partial(_raise, media_error(item.item, "image", index)), params))  # type: ignore[arg-type]
     else:
         messages = prompt.messages(media_part("image", item.item))
-        request = engine.request(messages, params, chat_template=template, chat_template_kwargs=prompt.template_kwargs)
+        chosen = request_options(options.chat_template, options.cache_salt)
+        request = engine.request(messages, params, chat_template_kwargs=prompt.template_kwargs, **chosen)
         page = item.item.data if isinstance(item.item, Media) else item.item
         if isinstance(page, PdfPage) and not engine.stats.no_drafts:  # what the page itself says is read in fewer steps
-            request.input = replace(request.input, read_draft=partial(text_layer, page, engine.config.media))
+            draft = partial(text_layer, page, engine.config.media, tenant_of(options.cache_salt))
+            request.input = replace(request.input, read_draft=draft)
     output = await answer(request)
     error = error_of_task(output, index)
     return Page("" if error else output.outputs[0].text.strip(), error, output, item.source)

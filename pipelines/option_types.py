@@ -22,6 +22,7 @@ class OcrKeywords(TypedDict, total=False):
     max_tokens: int | None
     sampling_params: SamplingParams | None
     chat_template: str | os.PathLike[str] | None
+    cache_salt: str | None
 
 
 class ReadKeywords(TypedDict, total=False):
@@ -33,6 +34,7 @@ class ReadKeywords(TypedDict, total=False):
     max_pages: int | None
     question: str | None
     max_tokens: int | None
+    cache_salt: str | None
 
 
 class EmbedKeywords(TypedDict, total=False):

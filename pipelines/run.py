@@ -346,7 +346,7 @@ async def run_async(llm: AsyncLLM, task: Task[P], threads: Executor | None = Non
         nonlocal step
         if threads is None:
             return function(*arguments)
-        step = _submit(threads, function, *arguments)
+        step = submit(threads, function, *arguments)
         return await asyncio.wrap_future(step)
 
     try:
@@ -380,10 +380,11 @@ async def _in_turns(values: Sequence[P]) -> AsyncIterator[P]:
 
 async def in_thread(threads: Executor, function: Callable[..., P], *arguments: object) -> P:
     """`asyncio.to_thread` for long work, in threads of its own: the event loop's serve short work, which would wait."""
-    return await asyncio.wrap_future(_submit(threads, function, *arguments))
+    return await asyncio.wrap_future(submit(threads, function, *arguments))
 
 
-def _submit(threads: Executor, function: Callable[..., P], *arguments: object) -> Future[P]:
+def submit(threads: Executor, function: Callable[..., P], *arguments: object) -> Future[P]:
+    """Call a function in a thread, with the context variables of the caller."""
     return threads.submit(partial(copy_context().run, function, *arguments))
 
 

@@ -1,25 +1,54 @@
-"""`LLM.read`: documents in memory, and outputs in a folder."""
+"""`LLM.read` and `AsyncLLM.read`: documents in memory, and outputs in a folder."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...callers.errors import InputError, short_repr
+from ...callers.errors import ErrorInfo, InputError, short_repr
 from ...engine.progress import ShowProgress, make_progress
+from ..run import Task, run_all_async, submit
 from ..validation import as_items
-from .blocks import Document
-from .inputs import documents_of, read_policy
+from .blocks import Document, PageRecord, Way
+from .inputs import OpenedDocument, documents_of, read_policy
 from .manifest import Manifest
 from .options import OutputOptions, ReadOptions
 from .output import DocumentFolder
 from .projections import SUFFIXES, Projected
 from .read import DocumentReader, load
 from .readers import ModelReader
+from .stop import Stop
 
 if TYPE_CHECKING:
+    from ...engine.async_llm import AsyncLLM
     from ...engine.engine import Engine
+    from ..files import NamedItem
+    from ..ocr import Page
+
+
+@dataclass(frozen=True)
+class PageDone:
+    """A page that has just been read: `page` of the `num_pages` of `source` that are asked for, numbered as in the document."""
+
+    source: str
+    page: int
+    num_pages: int
+    way: Way
+    error: ErrorInfo | None
+
+
+@dataclass(frozen=True)
+class _Hooks:
+    """What differs between the two faces: how the tasks of a batch of pages are run, and who is told."""
+
+    run: Callable[[list[Task[Page]]], list[Page]] | None = None
+    on_document: Callable[[], object] = lambda: None
+    on_page: Callable[[PageDone], object] | None = None
+    stop: Stop = field(default_factory=Stop)
 
 
 def read_files(
@@ -35,21 +64,63 @@ def read_files(
         InputError: there is no file, or an argument has a wrong value.
         ConfigError: of the folder; see `DocumentFolder`.
     """
+    items = _items(files, output)
+    with make_progress(len(items), use_tqdm) as progress:
+        return _read(engine, items, options, output, _Hooks(on_document=lambda: progress.update(1)))
+
+
+async def read_files_async(
+    llm: AsyncLLM,
+    threads: Executor,
+    files: object,
+    options: ReadOptions,
+    output: OutputOptions,
+    on_page: Callable[[PageDone], object] | None,
+) -> list[Document]:
+    """`read_files` as a coroutine; the files are read in a thread. Cancelling it ends when that thread has ended."""
+    loop, stop = asyncio.get_running_loop(), Stop()
+
+    def run(tasks: list[Task[Page]]) -> list[Page]:
+        return stop.wait(lambda: asyncio.run_coroutine_threadsafe(run_all_async(llm, tasks), loop))
+
+    hooks = _Hooks(run, on_page=on_page, stop=stop)
+    work = asyncio.wrap_future(submit(threads, lambda: _read(llm.engine, _items(files, output), options, output, hooks)))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({work})
+        if not work.cancelled():
+            work.exception()  # it was stopped; it is not reported as an error that nobody has seen
+        raise
+
+
+def _items(files: object, output: OutputOptions) -> list[NamedItem]:
     if output.output_format not in SUFFIXES:
         formats = ", ".join(SUFFIXES)
         raise InputError(f"<<param=>>{short_repr(output.output_format)}; the known ones are {formats}", param="output_format")
-    items = documents_of(as_items("files", files, "image"))
+    return documents_of(as_items("files", files, "image"))
+
+
+def _read(
+    engine: Engine, items: Sequence[NamedItem], options: ReadOptions, output: OutputOptions, hooks: _Hooks
+) -> list[Document]:
     policy, documents, folder = read_policy(engine.config.media, options), dict[int, Document](), None
     if output.output_dir is not None:
         folder = DocumentFolder(Path(output.output_dir), items, output.output_format, output.resume, policy)
-    reader = ModelReader(engine, options.question, options.max_tokens)
-    with Manifest(None if folder is None else folder.manifest) as manifest, make_progress(len(items), use_tqdm) as progress:
-        for index, opened in DocumentReader(items, reader, options, policy, manifest).documents():
+
+    def tell(document: OpenedDocument, records: Sequence[PageRecord]) -> None:
+        for record in records if hooks.on_page is not None else ():
+            assert hooks.on_page is not None
+            hooks.on_page(PageDone(document.source, record.number, document.num_pages, record.way, record.error))
+
+    reader = ModelReader(engine, options.question, options.max_tokens, options.cache_salt, hooks.run)
+    with Manifest(None if folder is None else folder.manifest) as manifest:
+        reading = DocumentReader(items, reader, options, policy, manifest, tell, hooks.stop)
+        for index, opened in reading.documents():
             document = load(opened, manifest)
-            if folder is not None:
-                document = _write(folder, index, document, manifest.owner)
-            documents[index] = document
-            progress.update(1)
+            documents[index] = document if folder is None else _write(folder, index, document, manifest.owner)
+            hooks.on_document()
         if folder is not None:
             folder.clean(manifest.owner)
     return [document for _, document in sorted(documents.items())]

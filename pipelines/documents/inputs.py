@@ -15,6 +15,7 @@ from ...mm.media.page_facts import PageFacts, page_facts
 from ...mm.media.pdf import POINTS, holds_pictures, is_pdf, open_pdf
 from ...mm.media.policy import MediaPolicy
 from ...mm.media.source import read
+from ...mm.tenants import tenant_of
 from ..files import NamedItem, named_items
 from .manifest import Ranges
 from .options import ReadOptions, pages_within, parse_pages
@@ -43,6 +44,11 @@ class OpenedDocument:
     error: ErrorInfo | None = None
     data: bytes = field(default=b"", repr=False)
 
+    @property
+    def num_pages(self) -> int:
+        """The number of pages that are read."""
+        return sum(last - first + 1 for first, last in self.ranges)
+
     def closed(self) -> OpenedDocument:
         """Return it without its bytes."""
         return replace(self, data=b"")
@@ -63,7 +69,7 @@ def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, pol
         if isinstance(item.item, InputError):
             raise item.item
         data = read_bytes(item.item, policy)
-        count = _count_pages(data, policy)
+        count = _count_pages(data, policy, tenant_of(options.cache_salt))
         ranges = pages_within(parse_pages(options.pages), count)
         if not ranges:
             reason = f"it has {count:,} pages, and <<pages=>>{options.pages} names none of them; give other pages"
@@ -73,11 +79,11 @@ def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, pol
     return replace(document, key=_key(data, options, reader, policy), ranges=ranges, data=data)
 
 
-def _count_pages(data: bytes, policy: MediaPolicy) -> int:
+def _count_pages(data: bytes, policy: MediaPolicy, tenant: str | None) -> int:
     if not is_pdf(data) and not holds_pictures(data):
         return 1
     try:
-        return len(open_pdf(data, policy)[0].sizes)
+        return len(open_pdf(data, policy, tenant)[0].sizes)
     except InputError as error:
         if error.info.param != "max_pdf_pages":
             raise
@@ -108,17 +114,20 @@ def scale_of(data: bytes, policy: MediaPolicy) -> float:
     return policy.pdf_dpi / POINTS if is_pdf(data) else 1.0
 
 
-def facts_of(data: bytes, numbers: list[int], policy: MediaPolicy) -> Iterator[tuple[int, PageFacts | ErrorInfo]]:
+def facts_of(
+    data: bytes, numbers: list[int], policy: MediaPolicy, tenant: str | None = None
+) -> Iterator[tuple[int, PageFacts | ErrorInfo]]:
     """Yield what pages hold, or why they cannot be opened. They are inspected together, or alone if one of them fails."""
     try:
-        yield from zip(numbers, patiently(lambda: run_isolated(page_facts, data, numbers, policy)), strict=True)
+        facts = patiently(lambda: run_isolated(page_facts, data, numbers, policy, tenant=tenant))
+        yield from zip(numbers, facts, strict=True)
         return
     except Exception as error:
         if len(numbers) == 1:
             yield numbers[0], info_of(error)
             return
     for number in numbers:
-        yield from facts_of(data, [number], policy)
+        yield from facts_of(data, [number], policy, tenant)
 
 
 def patiently(function: Callable[[], T]) -> T:

@@ -32,6 +32,8 @@ VERSION = 2
 MAX_DEATHS = 3
 """Processes that may end while they read a page; then the page is not read again."""
 _WAIT_SECONDS = 60.0  # for the lock of another process
+_GIVE_BACK_SECONDS = 2.0  # the same, while a signal ends this process
+_GIVE_BACK = "UPDATE pages SET owner=NULL, until=NULL WHERE owner=? AND record IS NULL"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS pages (
     document TEXT NOT NULL, number INTEGER NOT NULL, owner TEXT, until REAL, attempts INTEGER NOT NULL DEFAULT 0,
@@ -55,7 +57,7 @@ class Manifest:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._path = threading.RLock(), path
         self.owner = new_owner()
         try:
             self._base = _connect(path)
@@ -82,11 +84,20 @@ class Manifest:
         with self._lock:
             try:
                 with self._transaction():
-                    query = "UPDATE pages SET owner=NULL, until=NULL WHERE owner=? AND record IS NULL"
-                    self._base.execute(query, (self.owner,))
+                    self._base.execute(_GIVE_BACK, (self.owner,))
             finally:
                 self._reads.close()
                 self._base.close()
+
+    def give_back(self) -> None:
+        """Give all leases back, from the handler of a signal: whoever waits for the lock or the file's lock may never get it.
+
+        Pages in work then count as interrupted, not as such that have ended their process.
+        """
+        if self._path is None:
+            return
+        with suppress(sqlite3.Error), closing(_connect(self._path, _GIVE_BACK_SECONDS)) as base:
+            base.execute(_GIVE_BACK, (self.owner,))
 
     def __enter__(self) -> Manifest:
         return self
@@ -249,9 +260,9 @@ def _use_wal(base: sqlite3.Connection) -> None:
             time.sleep(0.05)
 
 
-def _connect(path: Path | None) -> sqlite3.Connection:
+def _connect(path: Path | None, seconds: float = _WAIT_SECONDS) -> sqlite3.Connection:
     name = ":memory:" if path is None else str(path)
-    return sqlite3.connect(name, _WAIT_SECONDS, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(name, seconds, isolation_level=None, check_same_thread=False)
 
 
 def _write_error(error: sqlite3.Error) -> SensoriumError:

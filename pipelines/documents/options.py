@@ -30,6 +30,7 @@ class ReadOptions:
         max_pages: pages of one document, longer ones are refused; None: `max_pdf_pages` of the media policy.
         question: the prompt beside each page that a model reads, as in `ocr`.
         max_tokens: maximum number of tokens of such a page.
+        cache_salt: requests with different salts share no cache.
 
     Raises:
         InputError: an option has a wrong type or value.
@@ -41,10 +42,12 @@ class ReadOptions:
     max_pages: int | None = None
     question: str = QUESTION
     max_tokens: int | None = 4096
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         check_type("pages", self.pages, str, type(None))
         check_type("question", self.question, str)
+        check_type("cache_salt", self.cache_salt, str, type(None))
         if self.text_layer not in get_args(TextLayer):
             names = ", ".join(get_args(TextLayer))
             raise InputError(f"<<param=>>{short_repr(self.text_layer)}; the known ones are {names}", param="text_layer")

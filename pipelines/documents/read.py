@@ -11,6 +11,7 @@ from functools import partial
 from ...callers.errors import ErrorInfo, InputError
 from ...mm.media.page_facts import MAX_CHARS
 from ...mm.media.policy import MediaPolicy
+from ...mm.tenants import tenant_of
 from ..files import NamedItem
 from .blocks import Document, PageRecord
 from .fold import folded
@@ -18,6 +19,7 @@ from .inputs import OpenedDocument, facts_of, info_of, open_document, patiently,
 from .manifest import Manifest
 from .options import ReadOptions
 from .readers import PageReader, PageTask
+from .stop import ReadingStopped, Stop
 from .text_blocks import blocks_of, text_order
 from .ways import choose_way
 
@@ -33,7 +35,8 @@ class DocumentReader:
     """Reads documents with one manifest.
 
     Args:
-        on_pages: called with the number of pages that this run has just finished.
+        on_records: called with a document and the records of its pages that this run has just finished, in any thread.
+        stop: ends `documents` with ReadingStopped.
     """
 
     items: Sequence[NamedItem]
@@ -41,7 +44,8 @@ class DocumentReader:
     options: ReadOptions
     policy: MediaPolicy
     manifest: Manifest
-    on_pages: Callable[[int], object] = lambda number: None
+    on_records: Callable[[OpenedDocument, Sequence[PageRecord]], object] = lambda document, records: None
+    stop: Stop = field(default_factory=Stop)
     _unfinished: dict[int, OpenedDocument] = field(default_factory=dict)  # by index of the item, without bytes
     _waiting: list[tuple[OpenedDocument, PageTask]] = field(default_factory=list)  # for a batch of the model
 
@@ -61,6 +65,7 @@ class DocumentReader:
             self._read_waiting(1)
             yield from self._finished()
             while self._unfinished:  # other processes read the rest, or have left it
+                self.stop.check()
                 time.sleep(_POLL)
                 yield from self._read_rest(pool)
 
@@ -93,6 +98,7 @@ class DocumentReader:
         """Read the pages of a document that no other process reads."""
         running = set[Future[list[PageTask]]]()
         while True:
+            self.stop.check()
             numbers = self.manifest.claim(document.key, document.ranges, CHUNK)
             if numbers:
                 running.add(pool.submit(self._read_chunk, document, numbers))
@@ -106,7 +112,8 @@ class DocumentReader:
     def _read_chunk(self, document: OpenedDocument, numbers: list[int]) -> list[PageTask]:
         """Write the records of pages that no model has to read. Return the other pages."""
         waiting, scale = list[PageTask](), scale_of(document.data, self.policy)
-        for number, facts in facts_of(document.data, numbers, self.policy):
+        for number, facts in facts_of(document.data, numbers, self.policy, tenant_of(self.options.cache_salt)):
+            self.stop.check()
             if isinstance(facts, ErrorInfo):
                 self._finish(document, [PageRecord(number, reason="it cannot be opened", error=facts)])
                 continue
@@ -136,12 +143,14 @@ class DocumentReader:
         """Return the records of pages that the reader reads; with its error if it fails."""
         try:
             return patiently(lambda: self.reader.read(tasks, self.policy))
+        except ReadingStopped:
+            raise
         except Exception as error:
             return [task.record(error=info_of(error)) for task in tasks]
 
     def _finish(self, document: OpenedDocument, records: Sequence[PageRecord]) -> None:
         self.manifest.finish(document.key, records)
-        self.on_pages(len(records))
+        self.on_records(document, records)
 
 
 def load(document: OpenedDocument, manifest: Manifest) -> Document:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...engine.engine import Engine
+    from ..ocr import Page
+    from ..run import Task
 
 _MIN_CONFIDENCE = 0.5  # mean of a page's lines below which its text is doubted
 _PACKAGES = ("rapidocr", "onnxruntime")
@@ -132,14 +134,31 @@ def _listed(values: Any) -> list[Any]:
 
 
 class ModelReader:
-    """Reads pages with `ocr`; their text layers are drafts."""
+    """Reads pages with `ocr`; their text layers are drafts.
+
+    Args:
+        run: returns the results of tasks; None runs them in this thread.
+    """
 
     kind: ReaderKind = "model"
 
-    def __init__(self, engine: Engine, question: str, max_tokens: int | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        question: str,
+        max_tokens: int | None,
+        cache_salt: str | None = None,
+        run: Callable[[list[Task[Page]]], list[Page]] | None = None,
+    ) -> None:
         from ..ocr import OcrOptions
 
-        self._engine, self._options = engine, OcrOptions(question, max_tokens)
+        self._engine, self._options = engine, OcrOptions(question, max_tokens, cache_salt=cache_salt)
+        self._run = run or self._run_all
+
+    def _run_all(self, tasks: list[Task[Page]]) -> list[Page]:
+        from ..run import run_all
+
+        return run_all(self._engine, tasks, False)
 
     @cached_property
     def digest(self) -> str:
@@ -156,10 +175,9 @@ class ModelReader:
 
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]:
         from ..ocr import ocr_tasks
-        from ..run import run_all
 
         images = [_image_of(page) for page in pages]
-        results = run_all(self._engine, ocr_tasks(self._engine, images, self._options), False)
+        results = self._run(ocr_tasks(self._engine, images, self._options))
         name = str(self._engine.config.model).rstrip("/").rpartition("/")[2]
         records = list[PageRecord]()
         for page, result in zip(pages, results, strict=True):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from sensorium.mm.media.page_facts import page_facts
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import readers
 from sensorium.pipelines.documents.manifest import NAME
+from waiting import wait_until
 
 pytest.importorskip("pypdfium2")
 HELPER = Path(__file__).parents[1] / "helpers" / "interrupted_reads.py"
@@ -234,3 +238,26 @@ def test_searchable_pdfs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert page_facts(written["book.pdf"], [1, 2], MediaPolicy()) == page_facts(book, [1, 2], MediaPolicy())
     assert main(["read", *files, *model, "--format", "pdf", "--output-dir", str(tmp_path / "out"), "--resume"]) == 2
     assert outputs(tmp_path / "out") == written
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_counts_as_no_death(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    page = Image.open(LINE).convert("RGB")
+    page.save(tmp_path / "scan.tiff", save_all=True, append_images=[page] * 60)
+    words = ["read", str(tmp_path / "scan.tiff"), "--model", str(SHIPPED_MODEL), "--output-dir", str(tmp_path / "out")]
+    process = subprocess.Popen([sys.executable, "-m", "sensorium", *words], stderr=subprocess.DEVNULL)
+
+    def count(condition: str) -> int:
+        with closing(sqlite3.connect(f"file:{tmp_path / 'out' / NAME}?mode=ro", uri=True, timeout=60)) as base:
+            return int(base.execute(f"SELECT COUNT(*) FROM pages WHERE {condition}").fetchone()[0])
+
+    wait_until(lambda: (tmp_path / "out" / NAME).exists() and has_table(tmp_path / "out" / NAME) and count("owner IS NOT NULL"))
+    process.send_signal(number)
+    assert process.wait() == code
+    assert count("owner IS NOT NULL OR deaths > 0") == 0
+    assert count("record IS NULL") > 0
+
+
+def has_table(path: Path) -> bool:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)) as base:
+        return base.execute("SELECT 1 FROM sqlite_master WHERE name='pages'").fetchone() is not None

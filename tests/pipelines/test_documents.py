@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import time
 import tracemalloc
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -15,13 +17,14 @@ from xml.etree import ElementTree
 import pytest
 from pdf_files import text_pdf
 from PIL import Image, ImageDraw, ImageFont
-from sensorium import LLM
+from sensorium import LLM, AsyncLLM
 from sensorium.callers.errors import BusyError, ConfigError, ErrorInfo, InputError
 from sensorium.cli.ocr import SHIPPED_MODEL
 from sensorium.engine.config import EngineConfig
 from sensorium.mm.media.page_facts import PageFacts, TextLine
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import inputs, manifest, owner
+from sensorium.pipelines.documents.api import PageDone
 from sensorium.pipelines.documents.blocks import Block, PageRecord
 from sensorium.pipelines.documents.inputs import documents_of
 from sensorium.pipelines.documents.manifest import Manifest
@@ -31,6 +34,7 @@ from sensorium.pipelines.documents.read import TRANSIENT, DocumentReader
 from sensorium.pipelines.documents.readers import LinesReader, ModelReader, NoReader
 from sensorium.pipelines.documents.text_blocks import blocks_of, join_lines, reading_order
 from sensorium.pipelines.documents.ways import choose_way, why_not_trusted
+from waiting import assert_idle
 
 ALL = ((1, 9),)
 TEXT = PageFacts(400, 300, num_chars=1000)
@@ -319,7 +323,7 @@ def test_a_finished_document_stays_finished_while_it_is_written(tmp_path: Path) 
 
 
 def test_a_text_layer_that_is_cut_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "run_isolated", lambda *args: [PageFacts(9, 9, num_chars=1000, num_cut=4321)])
+    monkeypatch.setattr(inputs, "run_isolated", lambda *args, **options: [PageFacts(9, 9, num_chars=1000, num_cut=4321)])
     with Manifest(None) as base:
         reader = DocumentReader(documents_of([text_pdf([["a"]])]), NoReader(), ReadOptions(), MediaPolicy(), base)
         ((_, document),) = reader.documents()
@@ -394,7 +398,7 @@ def test_a_page_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     """Pages that are inspected together are inspected alone if one fails; what another run may not meet is read again by it."""
     calls, error = list[list[int]](), InputError("the page is odd")
 
-    def inspect(function: object, data: bytes, numbers: list[int], policy: MediaPolicy) -> list[PageFacts]:
+    def inspect(function: object, data: bytes, numbers: list[int], policy: MediaPolicy, tenant: None) -> list[PageFacts]:
         calls.append(numbers)
         if 2 in numbers:
             raise error
@@ -417,7 +421,7 @@ def test_a_page_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     error = BusyError("the machine is busy")  # type: ignore[assignment]
     assert read()[1].error.code == "busy"  # type: ignore[union-attr]
     error = None  # type: ignore[assignment]
-    monkeypatch.setattr(inputs, "run_isolated", lambda *args: [PageFacts(9, 9, marks=0) for _ in args[2]])
+    monkeypatch.setattr(inputs, "run_isolated", lambda *args, **options: [PageFacts(9, 9, marks=0) for _ in args[2]])
     assert [page.error for page in read()] == [None] * 3
 
 
@@ -460,3 +464,79 @@ def test_the_reader_of_printed_lines(tmp_path: Path) -> None:
         assert line.box[1] - 12 < 30 + 80 * row < line.box[3]
         assert line.confidence is not None
         assert line.confidence > 0.8
+
+
+LINE = SHIPPED_MODEL.parent / "media" / "line1.png"
+
+
+def scans(number: int) -> bytes:
+    """Return a TIFF of pages that only a model can read."""
+    page, file = Image.open(LINE).convert("RGB"), BytesIO()
+    page.save(file, "tiff", save_all=True, append_images=[page] * (number - 1))
+    return file.getvalue()
+
+
+def test_reading_as_a_coroutine(tmp_path: Path) -> None:
+    asyncio.run(read_as_a_coroutine(tmp_path))
+
+
+async def read_as_a_coroutine(tmp_path: Path) -> None:
+    files, pages = [text_pdf([["a page"], ["another"]]), scans(2)], list[PageDone]()
+    async with AsyncLLM(str(SHIPPED_MODEL)) as llm:
+        documents = await llm.read(files, on_page=pages.append)
+        assert documents == llm.llm.read(files, use_tqdm=False)
+        with pytest.raises(InputError):
+            await llm.read(files, output_format="doc")
+        written = await llm.read(files[0], tmp_path / "out", "txt", max_pages=2)
+    assert [[page.way for page in document.pages] for document in documents] == [["text_layer"] * 2, ["reading"] * 2]
+    assert {(page.page, page.num_pages, page.way) for page in pages} == {
+        (1, 2, "text_layer"), (2, 2, "text_layer"), (1, 2, "reading"), (2, 2, "reading"),
+    }  # fmt: skip
+    assert written == documents[:1]
+    assert [file.read_text() for file in (tmp_path / "out").glob("*.txt")] == ["a page\n\fanother\n"]
+
+
+def test_cancelling_stops_at_the_page_in_work(tmp_path: Path) -> None:
+    """The requests end, no page has a record of it, and the next call reads the rest."""
+    asyncio.run(cancel_reading(tmp_path))
+
+
+async def cancel_reading(tmp_path: Path) -> None:
+    began, pages = asyncio.Event(), list[PageDone]()
+    async with AsyncLLM(str(SHIPPED_MODEL)) as llm:
+        loop, run = asyncio.get_running_loop(), llm.engine.request
+
+        def request(*args: object, **options: object) -> object:
+            loop.call_soon_threadsafe(began.set)
+            return run(*args, **options)  # type: ignore[arg-type]
+
+        llm.engine.request = request  # type: ignore[method-assign, assignment]
+        work = asyncio.ensure_future(llm.read(scans(40), tmp_path / "out", on_page=pages.append))
+        await began.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert_idle(llm)
+        with Manifest(tmp_path / "out" / manifest.NAME) as base:
+            (row,) = base._base.execute("SELECT COUNT(*) FROM pages WHERE owner IS NOT NULL OR deaths > 0")
+            (errors,) = base._base.execute("SELECT COUNT(*) FROM pages WHERE json_extract(CAST(record AS TEXT), '$.error')")
+        assert (row, errors) == ((0,), (0,))
+        (document,) = await llm.read(scans(40), tmp_path / "out", resume=True)
+    assert len(document.pages) == 40
+    assert not document.failed
+
+
+def test_a_signal_counts_as_no_death(tmp_path: Path) -> None:
+    base = Manifest(tmp_path / "m")
+    base.add("a", ALL)
+    assert base.claim("a", ALL, 2) == [1, 2]
+    base.owner = f"{owner._machine()}:1:no start:x"
+    base._base.execute("UPDATE pages SET owner=? WHERE owner IS NOT NULL", (base.owner,))
+    base.give_back()
+    base._end.set()  # not closed: the process has ended
+    with Manifest(tmp_path / "m") as other:
+        assert other.claim("a", ALL, 1) == [3]
+        assert other.claim("a", ((1, 1),), 1) == [1]
+        assert other._base.execute("SELECT SUM(deaths) FROM pages").fetchone() == (0,)
+    with Manifest(None) as memory:
+        memory.give_back()
