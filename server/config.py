@@ -30,6 +30,7 @@ _COUNTS = (
     "max_files",
     "max_stored_bytes",
     "max_realtime_sessions",
+    "max_document_pages",
     "model_queue",
 )
 _SECONDS = ("header_seconds", "body_seconds", "send_seconds", "drain_seconds", "realtime_idle_seconds", "model_wait_seconds")
@@ -88,6 +89,7 @@ class ServerConfig:
         max_stored_bytes: maximum size of all files and stored responses of one key and of the results of its batches.
         max_realtime_sessions: maximum number of open sessions of /v1/realtime; further ones get the status 429.
         realtime_idle_seconds: how long a session may send nothing; then it is closed.
+        max_document_pages: maximum number of pages of a document that is sent to /v1/documents.
         tool_call_parser: how the model writes tool calls: "auto" (found in its chat template, or else by its
             architecture), "none", or a name of `parsers.answer.PARSERS`.
         reasoning_parser: how the model writes its reasoning: "auto" (found in its chat template, or else by its
@@ -137,6 +139,7 @@ class ServerConfig:
     max_stored_bytes: int = 16 << 30
     max_realtime_sessions: int = 64
     realtime_idle_seconds: float = 300.0
+    max_document_pages: int = 500
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     exit_on_engine_death: bool = True

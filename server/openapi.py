@@ -1,4 +1,4 @@
-"""Parts of /openapi.json that are not JSON bodies of requests: errors, types of responses, and forms of audio requests."""
+"""Parts of /openapi.json that are not JSON bodies of requests: errors, types of responses, and forms."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pydantic import BaseModel
 from .protocol.audio import AudioForm, TranscriptionForm
 from .protocol.batches import FileForm
 from .protocol.body import Body
+from .protocol.documents import DocumentForm
 
-_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/documents")
 _TYPES = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/octet-stream"}
 FORMS: dict[str, type[Body]] = {
     "/v1/audio/transcriptions": TranscriptionForm,
     "/v1/audio/translations": AudioForm,
+    "/v1/documents": DocumentForm,
     "/v1/files": FileForm,
 }
 """Endpoints whose body is a form."""
@@ -57,6 +59,7 @@ def route_options(method: str, path: str) -> dict[str, Any]:
     """Return the arguments of `add_api_route` that describe an endpoint."""
     types = [_TYPES.get(path, "application/json")]
     types += ["text/event-stream"] if path in _STREAMED or "/audio/" in path else []
+    types += ["text/markdown", "text/plain"] if path == "/v1/documents" else []
     types += ["application/x-ndjson"] if path in ("/api/chat", "/api/generate") else []
     types += ["text/plain"] if "/audio/" in path else []
     model: type[BaseModel] = AnthropicErrorBody if path.startswith("/v1/messages") else ErrorBody

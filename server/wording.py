@@ -41,7 +41,7 @@ _ADVICE: Mapping[str, str] = {
     "wake_up": "send the request again when GET /ready answers 200",
     "word_times": "timestamp_granularities[]=word with response_format=verbose_json gives the times of words",
 }
-_WORDS = {**ADVICE, **_ADVICE, "multi_modal_data": "the request"}
+_WORDS = {**ADVICE, **_ADVICE, "multi_modal_data": "the request", "max_pages": "--max-document-pages of the server"}
 _OF_PYTHON = {
     **{"None": "null", "True": "true", "False": "false", "a NoneType": "null"},
     **{"an int": "an integer", "a float": "a number", "a str": "a string", "a dict": "an object", "a bool": "a boolean"},
@@ -57,8 +57,9 @@ _FIELDS = {
     "prompt_token_ids": "prompt",
     "limit_mm_per_prompt": "messages",
     "task": "model",  # of /v1/audio/translations
+    "max_pages": "max_document_pages",  # of the server's configuration
 }
-"""Parameters that a request over HTTP has in a field of another name."""
+"""Parameters that a request over HTTP, or the server, has by another name."""
 
 
 def in_json(text: str) -> str:

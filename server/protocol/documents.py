@@ -1,0 +1,22 @@
+"""The form of /v1/documents."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from .body import Body
+
+
+class DocumentForm(Body):
+    """Values of a form are texts, so numbers are converted."""
+
+    model_config = ConfigDict(strict=False)
+    response_format: Literal["json", "md", "txt"] = "json"
+    pages: str | None = None
+    text_layer: Literal["auto", "always", "never"] = "auto"
+    question: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    stream: bool = False
+    cache_salt: str | None = None

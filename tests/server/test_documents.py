@@ -1,0 +1,122 @@
+"""/v1/documents on the shipped model."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import httpx
+import pytest
+from http_server import TINY, listening
+from pdf_files import text_pdf
+from PIL import Image
+from sensorium.server.config import ServerConfig
+from sensorium.server.state import Server
+from waiting import assert_idle, wait_until
+
+pytest.importorskip("pypdfium2")
+LINE = TINY.parent / "media" / "line1.png"
+ANSWER = json.loads((LINE.parent / "answers.json").read_text("utf-8"))["line1.png"]["answer"]
+PDF = text_pdf([["# Title", "the text of the first page"], ["the text of the second page"]])
+
+
+def post(http, data, name="a.pdf", **fields):
+    return http.post("/v1/documents", files={"file": (name, data)}, data=fields)
+
+
+def events(response):
+    assert response.headers["content-type"].startswith("text/event-stream")
+    parts = [part for part in response.text.split("\n\n") if part.startswith("event: ")]
+    return [json.loads(part.split("data: ", 1)[1]) for part in parts]
+
+
+def scan(pages):
+    page, file = Image.open(LINE).convert("RGB"), io.BytesIO()
+    page.save(file, "tiff", save_all=True, append_images=[page] * (pages - 1))
+    return file.getvalue()
+
+
+def test_json(http):
+    found = post(http, PDF).json()
+    assert (found["object"], found["model"], found["filename"], found["page_count"]) == ("document", "tiny-vl", "a.pdf", 2)
+    assert [page["way"] for page in found["pages"]] == ["text_layer"] * 2
+    assert [block["text"] for block in found["pages"][0]["blocks"]] == ["Title", "the text of the first page"]
+    assert found["pages"][1]["blocks"][0]["box"] == pytest.approx([30, 28.66, 174.77, 42.69], abs=0.1)
+    assert found["failed_pages"] == []
+
+
+def test_markdown_and_text(http):
+    response = post(http, PDF, response_format="md", pages="1")
+    assert response.headers["content-type"] == "text/markdown; charset=utf-8"
+    assert response.text == "<!-- page 1 -->\n\n# Title\n\nthe text of the first page\n"
+    assert post(http, PDF, response_format="txt").text == "Title\n\nthe text of the first page\n\fthe text of the second page\n"
+
+
+def test_the_model_reads_pictures(http):
+    assert post(http, LINE.read_bytes(), "line.png", response_format="txt").text == f"{ANSWER}\n"
+    (page,) = post(http, text_pdf([["a page"]]), text_layer="never", max_tokens="2").json()["pages"]
+    assert (page["way"], page["blocks"][0]["source"] if page["blocks"] else "model") == ("draft", "model")
+
+
+def test_events(http):
+    found = events(post(http, scan(3), "a.tiff", stream="true", response_format="txt"))
+    assert [event["type"] for event in found] == ["document.page.done"] * 3 + ["document.done"]
+    assert sorted(event["page"] for event in found[:3]) == [1, 2, 3]
+    assert [(event["pages_done"], event["page_count"], event["way"]) for event in found[:3]] == [
+        (n, 3, "reading") for n in (1, 2, 3)
+    ]
+    assert found[3]["document"]["content"] == "\f".join([f"{ANSWER}\n"] * 3)
+    (page, done) = events(post(http, PDF, stream="true", pages="2"))
+    assert (page["page"], page["page_count"], done["document"]["pages"][0]["page"]) == (2, 1, 2)
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+@pytest.mark.parametrize(
+    ("data", "fields", "code", "param"),
+    [
+        (b"%PDF-1.7", {}, "invalid_media", None),
+        (PDF, {"pages": "9"}, "over_limit", "pages"),
+        (PDF, {"pages": "x"}, "invalid_value", "pages"),
+        (PDF, {"response_format": "pdf"}, "invalid_input", "response_format"),
+        (PDF, {"max_tokens": "0"}, "invalid_input", "max_tokens"),
+        (PDF, {"model": "other"}, "model_not_found", "model"),
+    ],
+)
+def test_errors(http, data, fields, code, param, stream):
+    response = post(http, data, **fields, stream=stream)
+    error = response.json()["error"]
+    assert (response.status_code in (400, 404), error["code"], error["param"]) == (True, code, param)
+
+
+def test_a_page_that_fails_is_named(http):
+    found = post(http, b"no picture", "a.png").json()
+    assert (found["failed_pages"], found["pages"][0]["error"]["code"]) == ([1], "invalid_input")
+    assert http.post("/v1/documents", data={"pages": "1"}).status_code in (400, 415)
+
+
+def test_limits_on_pages(tiny):
+    server = tiny[1]
+    limited = Server(server.llm, ServerConfig(max_document_pages=1), "tiny-vl")
+    with listening(limited) as url, httpx.Client(base_url=url, timeout=240) as http:
+        error = post(http, PDF).json()["error"]
+        assert (error["code"], error["param"]) == ("over_limit", "max_document_pages")
+        assert "max_pages" not in error["message"]
+        assert post(http, text_pdf([["one"]]), response_format="txt").text == "one\n"
+
+
+def test_reading_stops_when_the_client_leaves(tiny):
+    url, server = tiny
+    with (
+        httpx.Client(base_url=url, timeout=240) as http,
+        http.stream("POST", "/v1/documents", files={"file": ("a.tiff", scan(100))}, data={"stream": "true"}) as response,
+    ):
+        assert next(line for line in response.iter_lines() if line.startswith("event: ")) == "event: document.page.done"
+    wait_until(lambda: not server.engine.stats.running)
+    assert_idle(server.llm)
+
+
+def test_the_document_describes_the_form(http):
+    operation = http.get("/openapi.json").json()["paths"]["/v1/documents"]["post"]
+    form = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert {"file", "response_format", "pages", "stream"} <= form["properties"].keys()
+    assert {"application/json", "text/markdown", "text/event-stream"} <= operation["responses"]["200"]["content"].keys()
