@@ -17,12 +17,13 @@ from .sources import path_or_url, read_sources
 from .wording import message_of
 
 if TYPE_CHECKING:
-    from ..pipelines.documents.blocks import PageRecord
+    from ..pipelines.documents.blocks import PageRecord, Way
     from ..pipelines.documents.inputs import OpenedDocument
     from ..pipelines.documents.manifest import Manifest
     from ..pipelines.documents.options import ReadOptions
     from ..pipelines.documents.output import DocumentFolder
     from ..pipelines.documents.readers import PageReader
+    from ..pipelines.documents.ways import ReaderKind
     from ..pipelines.files import NamedItem
 
 EXAMPLE = "sensorium read scans/ report.pdf --output-dir out --format md --resume"
@@ -192,9 +193,12 @@ def _progress() -> Iterator[Callable[[OpenedDocument, Sequence[PageRecord]], obj
 
 def _print_plan(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOptions) -> int:
     from ..pipelines.documents.plan import plan_pages
-    from ..pipelines.documents.readers import find_reader
+    from ..pipelines.documents.readers import find_reader, model_name
 
-    kind, errors, ways = "model" if args.model else find_reader().kind, list[ErrorInfo](), Counter[str]()
+    reader = find_reader()
+    kind: ReaderKind = "model" if args.model else reader.kind
+    name = model_name(str(args.model)) if args.model else reader.name
+    errors, ways = list[ErrorInfo](), Counter["Way"]()
     for page in plan_pages(items, options, kind):
         if page.error is not None:
             errors.append(page.error)
@@ -203,4 +207,26 @@ def _print_plan(args: argparse.Namespace, items: Sequence[NamedItem], options: R
         ways[page.way] += 1
         print_line(f"{printable(page.source)}: {page.way}: {page.reason}")
     print_line(", ".join(f"{number:,} {way}" for way, number in ways.most_common()) or "no pages")
+    _print_seconds(ways, name)
     return exit_code(errors)
+
+
+def _print_seconds(ways: Counter[Way], reader: str) -> None:
+    """Print how long reading will take, from the costs of earlier runs."""
+    from ..pipelines.documents.costs import INSPECTED, kept_costs, seconds_of
+
+    costs = kept_costs()
+    seconds, unknown = seconds_of(ways, reader, costs)
+    if INSPECTED in costs and ways:
+        left_out = f" without {' and '.join(unknown)}" if unknown else ""
+        print_line(f"about {duration(seconds)}{left_out}, by earlier runs on this machine")
+    for way in unknown:
+        print_line(f"{way} by {reader} was not measured on this machine yet")
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a person says them: "0.4 s", "12 s", "3 min" or "2 h 5 min"."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -13,7 +13,8 @@ from ...mm.media.page_facts import MAX_CHARS
 from ...mm.media.policy import MediaPolicy
 from ...mm.tenants import tenant_of
 from ..files import NamedItem
-from .blocks import Document, PageRecord
+from .blocks import Document, PageRecord, Way
+from .costs import INSPECTED, CostClock, cost_of, keep_costs
 from .fold import folded
 from .inputs import OpenedDocument, facts_of, info_of, open_document, patiently, scale_of
 from .manifest import Manifest
@@ -48,6 +49,7 @@ class DocumentReader:
     stop: Stop = field(default_factory=Stop)
     _unfinished: dict[int, OpenedDocument] = field(default_factory=dict)  # by index of the item, without bytes
     _waiting: list[tuple[OpenedDocument, PageTask]] = field(default_factory=list)  # for a batch of the model
+    _clock: CostClock = field(default_factory=CostClock)
 
     def documents(self) -> Iterator[tuple[int, OpenedDocument]]:
         """Yield (index of the item, document) when all of its pages have records, or the document cannot be opened."""
@@ -68,6 +70,7 @@ class DocumentReader:
                 self.stop.check()
                 time.sleep(_POLL)
                 yield from self._read_rest(pool)
+        keep_costs(self._clock.costs)
 
     def _open(self, index: int) -> OpenedDocument:
         return open_document(self.items[index], self.options, self.reader, self.policy)
@@ -112,7 +115,9 @@ class DocumentReader:
     def _read_chunk(self, document: OpenedDocument, numbers: list[int]) -> list[PageTask]:
         """Write the records of pages that no model has to read. Return the other pages."""
         waiting, scale = list[PageTask](), scale_of(document.data, self.policy)
-        for number, facts in facts_of(document.data, numbers, self.policy, tenant_of(self.options.cache_salt)):
+        with self._clock.measuring(INSPECTED, len(numbers)):
+            inspected = list(facts_of(document.data, numbers, self.policy, tenant_of(self.options.cache_salt)))
+        for number, facts in inspected:
             self.stop.check()
             if isinstance(facts, ErrorInfo):
                 self._finish(document, [PageRecord(number, reason="it cannot be opened", error=facts)])
@@ -142,7 +147,9 @@ class DocumentReader:
     def _results(self, tasks: Sequence[PageTask]) -> list[PageRecord]:
         """Return the records of pages that the reader reads; with its error if it fails."""
         try:
-            return patiently(lambda: self.reader.read(tasks, self.policy))
+            way: Way = "draft" if all(task.way == "draft" for task in tasks) else "reading"
+            with self._clock.measuring(cost_of(way, self.reader.name), len(tasks)):
+                return patiently(lambda: self.reader.read(tasks, self.policy))
         except ReadingStopped:
             raise
         except Exception as error:

@@ -64,12 +64,15 @@ class PageReader(Protocol):
     Attributes:
         kind: "none" reads nothing, "lines" one page at a time in any thread, "model" pages in batches.
         digest: of what its results depend on.
+        name: of the model or reader.
     """
 
     @property
     def kind(self) -> ReaderKind: ...
     @property
     def digest(self) -> str: ...
+    @property
+    def name(self) -> str: ...
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]: ...
 
 
@@ -77,7 +80,7 @@ class NoReader:
     """Stands for a reader where none is installed, and no model is given."""
 
     kind: ReaderKind = "none"
-    digest = "none"
+    digest = name = "none"
 
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]:
         return [page.record(error=ErrorInfo("unsupported", f"{page.reason}; {INSTALL}")) for page in pages]
@@ -87,6 +90,7 @@ class LinesReader:
     """Finds and reads printed lines with RapidOCR: the small PP-OCRv6 models of its package, on the CPU."""
 
     kind: ReaderKind = "lines"
+    name = "rapidocr"
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,7 +111,7 @@ class LinesReader:
     def _read(self, page: PageTask, policy: MediaPolicy) -> PageRecord:
         pixels = run_isolated(page_pixels, page.data, page.number, policy)
         lines, confidences = self._lines(pixels.numpy(), page.scale)
-        blocks = blocks_of(lines, confidences, "reader", "rapidocr")
+        blocks = blocks_of(lines, confidences, "reader", self.name)
         mean = sum(confidences) / len(confidences) if confidences else 1.0
         doubt = f"the mean confidence of its lines is {mean:.2f}" if mean < _MIN_CONFIDENCE else None
         return page.record(blocks, doubt=doubt)
@@ -155,6 +159,10 @@ class ModelReader:
         self._engine, self._options = engine, OcrOptions(question, max_tokens, cache_salt=cache_salt)
         self._run = run or self._run_all
 
+    @property
+    def name(self) -> str:
+        return model_name(str(self._engine.config.model))
+
     def _run_all(self, tasks: list[Task[Page]]) -> list[Page]:
         from ..run import run_all
 
@@ -178,16 +186,20 @@ class ModelReader:
 
         images = [_image_of(page) for page in pages]
         results = self._run(ocr_tasks(self._engine, images, self._options))
-        name = str(self._engine.config.model).rstrip("/").rpartition("/")[2]
         records = list[PageRecord]()
         for page, result in zip(pages, results, strict=True):
             error = None if result.error is None else result.error.without_item()
             error = None if error is None else replace(error, modality=None, index=None)
             marked = None if error else result.output.outputs[0].marked
-            blocks = () if error or not result.text else answer_blocks(result.text, marked, page.scale, name)
+            blocks = () if error or not result.text else answer_blocks(result.text, marked, page.scale, self.name)
             cut = "it was cut off at the token limit" if result.finish_reason == "length" else None
             records.append(page.record(blocks, error, result.doubt or cut))
         return records
+
+
+def model_name(path: str) -> str:
+    """Return the last part of a model's path or id."""
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def _plain(value: object) -> object:

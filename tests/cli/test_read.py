@@ -36,6 +36,13 @@ def no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of costs, which is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "sensorium" / "documents" / "costs.json"
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a document of several pages, a scan, and files that cannot be opened."""
     folder = tmp_path / "in"
@@ -113,14 +120,37 @@ def test_formats_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert "names no pages; give numbers from 1 and ranges" in capsys.readouterr().err
 
 
-def test_the_plan_says_how_and_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_says_how_and_why(folder: Path, capsys: pytest.CaptureFixture[str], costs: Path) -> None:
     assert main(["read", str(folder / "book.pdf"), str(folder / "scan.tiff"), "--plan"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{folder / 'book.pdf'}#page=1: text_layer: its text layer of 45 characters can be trusted"
     assert lines[3] == f"{folder / 'book.pdf'}#page=4: blank: it shows nothing"
     assert lines[-1] == "7 text_layer, 2 blank, 2 unread"
     assert main(["read", str(folder / "book.pdf"), "--plan", "--model", "M", "--text-layer", "never"]) == 0
-    assert capsys.readouterr().out.endswith("7 draft, 1 blank\n")
+    assert capsys.readouterr().out.endswith("7 draft, 1 blank\ndraft by M was not measured on this machine yet\n")
+
+
+def test_the_plan_estimates_seconds(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], costs: Path) -> None:
+    plan = ["read", str(folder / "book.pdf"), str(LINE), "--plan", "--model", str(SHIPPED_MODEL)]
+    assert main(plan[:-2]) == 0
+    assert "measured" not in capsys.readouterr().out
+    assert main([word for word in plan if word != "--plan"]) == 0
+    kept = json.loads(costs.read_text())["costs"]
+    assert {name: pages for name, (_, pages) in kept.items()} == {"inspected": 9, "reading tiny-vl": 1}
+    costs.write_text(json.dumps({"costs": {"inspected": [18, 9], "reading tiny-vl": [300, 2], "draft tiny-vl": [40, 4]}}))
+    capsys.readouterr()
+    assert main(plan) == 0
+    last = "\n7 text_layer, 1 blank, 1 reading\nabout 3 min, by earlier runs on this machine\n"
+    assert capsys.readouterr().out.endswith(last)
+    assert main([*plan, "--text-layer", "never"]) == 0
+    assert "about 4 min, by" in capsys.readouterr().out
+    assert main([*plan[:-1], "M"]) == 0
+    out = capsys.readouterr().out
+    assert "about 18 s without reading, by earlier runs" in out
+    assert "reading by M was not measured" in out
+    costs.write_text("broken")
+    assert main(plan) == 0
+    assert "about" not in capsys.readouterr().out
 
 
 def test_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
