@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -70,8 +71,11 @@ def _edges(page: PageRecord) -> Iterator[tuple[Line, _Edge]]:
 
 
 def _is_repeated(edge: _Edge, group: Sequence[_Edge]) -> bool:
-    """Return whether enough pages nearby have the same line."""
-    pages = {other.page for other in group if _is_same(edge, other)}
+    """Return whether enough pages nearby have the same line. `group`: lines of its pattern, in the order of pages."""
+    far = _NEAR * (_LEAST - 1)  # others do not matter
+    start = bisect_left(group, edge.page - far, key=lambda other: other.page)
+    end = bisect_right(group, edge.page + far, key=lambda other: other.page)
+    pages = {other.page for other in group[start:end] if _is_same(edge, other)}
     first = last = edge.page
     for page in sorted(pages):
         last = page if last < page <= last + _NEAR else last

@@ -8,6 +8,7 @@ import pytest
 from pdf_files import pdf_of, stream
 from sensorium.mm.media.page_facts import TextLine, page_facts
 from sensorium.mm.media.policy import MediaPolicy
+from sensorium.pipelines.documents import fold as fold_module
 from sensorium.pipelines.documents.blocks import Block, Document, Line, PageRecord, joined
 from sensorium.pipelines.documents.fold import folded
 from sensorium.pipelines.documents.projections import Projected, project
@@ -42,6 +43,17 @@ def test_headers_and_page_numbers() -> None:
     assert [len(found.blocks) for found in fold(*pages)] == [3, 3, 2, 3, 3]
     text = "".join(project(Projected("a", None, fold(*pages)), "txt"))
     assert text == "\f".join(f"{BODY} {n}.\n" for n in range(1, 6))
+
+
+def test_the_work_grows_with_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compared(number: int) -> int:
+        calls, is_same = list[None](), fold_module._is_same
+        with monkeypatch.context() as patch:
+            patch.setattr(fold_module, "_is_same", lambda *edges: calls.append(None) or is_same(*edges))
+            assert all(furniture(*(page(n, ("Annual Report", 20), (BODY, 200)) for n in range(1, number + 1))))
+        return len(calls)
+
+    assert compared(200) < 2.5 * compared(100)
 
 
 def test_headings_that_count_are_no_headers() -> None:
