@@ -100,6 +100,7 @@ def check(
     return file
 
 
+@pytest.mark.full
 def test_doctor_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = save_checkpoint(tmp_path / "source", *load_rows()["text-llama"].build(0))
     file, _ = write(source, tmp_path / "gguf", everything(Q.F16))

@@ -45,8 +45,10 @@ print(peak() - before)
 
 
 @pytest.mark.skipif(native.products() is None or sys.platform != "linux", reason="needs the C++ kernels and Linux")
-@pytest.mark.parametrize("table_last", [False, True])
-@pytest.mark.parametrize("instructions", ["", "avx512_vnni"])  # "": those of this CPU; packing runs in torch on any CPU
+@pytest.mark.parametrize("table_last", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.parametrize(
+    "instructions", ["", pytest.param("avx512_vnni", marks=pytest.mark.full)]
+)  # "": those of this CPU; packing runs in torch on any CPU
 def test_the_peak_of_a_first_start_is_little_more_than_the_packed_weights(
     tmp_path: Path, table_last: bool, instructions: str
 ) -> None:

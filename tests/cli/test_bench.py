@@ -180,6 +180,7 @@ def test_offline(bench, words):
     assert result["p99_ttft_ms"] is not None
 
 
+@pytest.mark.full
 def test_startup(bench, capsys):
     code, (result,) = bench("startup", "--model", str(TINY), "--num-iters", "1", "--max-model-len", "256")
     assert code == 0

@@ -307,6 +307,7 @@ sys.exit(main.main(["doctor"]))
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 130
 
 
+@pytest.mark.full
 def test_closed_pipe_is_no_error() -> None:
     """The exit code is that of other tools that SIGPIPE ends, such as `cat`."""
     reader, writer = os.pipe()

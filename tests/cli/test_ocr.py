@@ -58,6 +58,7 @@ def test_pages_of_pdfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert f"sensorium: error: {tmp_path / 'long.pdf'}: the PDF has 513 pages, the limit is 512" in err
 
 
+@pytest.mark.full
 def test_a_local_pdf_is_read_once_for_all_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = [Image.open(path).convert("RGB") for path in LINES]
     first.save(tmp_path / "lines.pdf", save_all=True, append_images=others, resolution=144.0, quality=95)

@@ -47,6 +47,7 @@ def test_text_of_one_file(whisper: Path, files: list[str], capsys: pytest.Captur
     assert err.count("\n") == warnings  # no progress bar: stderr is not a terminal
 
 
+@pytest.mark.full
 def test_doctor_misses_no_chat_template(whisper: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--model", str(whisper), "--device", "cpu"]) == 0
     out = capsys.readouterr().out

@@ -73,6 +73,7 @@ def test_example(name: str, empty: Path) -> None:
     assert not list(empty.iterdir())
 
 
+@pytest.mark.full
 def test_drafts_save_steps_of_the_examples(empty: Path) -> None:
     """How many are verified depends on what steps cost on this machine, so the counts are not checked."""
     pytest.importorskip("pypdfium2")

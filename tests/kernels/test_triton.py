@@ -52,6 +52,7 @@ def compile_for(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.full
 def test_one_launch_of_every_kernel_compiles_without_a_card() -> None:
     compile_for("--first", "sm_90")
 

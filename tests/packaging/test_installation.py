@@ -109,6 +109,7 @@ main(["doctor", "--device", "cpu"])
 """
 
 
+@pytest.mark.full
 def test_an_engine_of_a_clone_that_hides_the_installed_package_warns_once(tmp_path: Path) -> None:
     """Python runs in the folder that contains the clone. Importing it says nothing."""
     installed = make_package(tmp_path / "site", True)

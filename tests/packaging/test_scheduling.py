@@ -47,8 +47,8 @@ IN_FIXTURE = (
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
-        ("def test_it():\n    pass\n", 0, "1 passed"),
-        (IN_TEST, 1, "test_it"),
+        pytest.param("def test_it():\n    pass\n", 0, "1 passed", marks=pytest.mark.full),
+        pytest.param(IN_TEST, 1, "test_it", marks=pytest.mark.full),
         (IN_FIXTURE, 1, "threads are left in other scheduling classes"),
     ],
 )

@@ -79,6 +79,7 @@ def install(wheel: Path, venv: Path) -> Path:
     return python
 
 
+@pytest.mark.full
 def test_use_from_a_folder_with_the_same_names(wheel: Path, tmp_path: Path) -> None:
     venv, work = tmp_path / "venv", tmp_path / "work"
     python = install(wheel, venv)

@@ -237,6 +237,7 @@ def no_workers(monkeypatch):
     monkeypatch.setattr(isolate, "_owners", 0)
 
 
+@pytest.mark.full
 def test_codec_workers_end_with_the_last_that_uses_them(no_workers):
     model, picture = (Path(__file__).parents[3] / "assets" / name for name in ("tiny-vl", "media/line1.png"))
     for _ in range(2):

@@ -346,6 +346,7 @@ def test_folders_and_names(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.Mon
     assert all(map(is_name, ("Qwen/Qwen2.5-VL-3B-Instruct", "a/b", "google/gemma-3-4b-it", "0x/_y")))
 
 
+@pytest.mark.full
 def test_two_processes_at_once(hub: FakeHub, tmp_path: Path) -> None:
     started = [start_download(hub, tmp_path) for _ in range(2)]
     folders = {process.communicate()[0].strip() for process in started}

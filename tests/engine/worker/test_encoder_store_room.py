@@ -137,6 +137,7 @@ def _write_and_read(folder: str, first: int, results) -> None:
     results.put((wrong, store.stats.damaged, store.stats.failed, store.stats.disk_hits))
 
 
+@pytest.mark.full
 def test_two_processes_share_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(encoder_store, "_ROOT", tmp_path)
     context = multiprocessing.get_context("spawn")

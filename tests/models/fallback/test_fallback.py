@@ -211,6 +211,7 @@ def test_asleep_nothing_is_left_of_the_class(built):
         assert [output.outputs[0].token_ids for output in llm.generate(prompts("ovis2"), GREEDY, use_tqdm=False)] == wanted
 
 
+@pytest.mark.full
 def test_doctor_says_which_path_a_checkpoint_takes(built, checkpoint, capsys):
     assert main(["doctor", "--model", str(built("video_llama_3")), "--option", "max_model_len=256"]) == 0
     said = capsys.readouterr().out

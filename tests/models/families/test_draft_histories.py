@@ -60,14 +60,13 @@ def engines(
     row, folder, target = ROWS[name], loaded.folder(name), tmp_path_factory.mktemp("drafter") / "files"
     if method == "mtp":
         folder = add_mtp(folder, target, Drafter(loaded.oracle(name)[0], STEMS[name]), STEMS[name])
-    config = {"method": method, "num_speculative_tokens": 3}
-    with make_llm(row, folder, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False) as plain:
+    config, length = {"method": method, "num_speculative_tokens": 3}, LENGTHS.get(name, 192)
+    options = {"kv_cache_dtype": kv_cache_dtype, "max_model_len": length}
+    with make_llm(row, folder, enable_prefix_caching=False, **options) as plain:
         if method != "mtp":
             config["model"] = str(folder if method == "draft_model" else _head(target, plain))
-        length = LENGTHS.get(name, 192)
-        room = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": length}
-        room |= {"kv_cache_memory_bytes": _bytes_of(plain, length + 16)}
-        with make_llm(row, folder, kv_cache_dtype=kv_cache_dtype, speculative_config=config, **room) as drafts:
+        room = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "kv_cache_memory_bytes": _bytes_of(plain, length + 16)}
+        with make_llm(row, folder, speculative_config=config, **options, **room) as drafts:
             yield drafts, plain
 
 
