@@ -127,7 +127,7 @@ def _font() -> bytes:
         records += struct.pack(">6H", 3, 1, 0x409, number, len(encoded), len(strings))
         strings += encoded
     tables = {
-        b"OS/2": struct.pack(">HhHHH11h10s4I4sHHHhhhHH", 1, 500, 400, 5, 0, *(0,) * 11, bytes(10), 0, 0, 0, 0, b"NONE",
+        b"OS/2": struct.pack(">HhHHH11h10s4I4sHHHhhhHH", 0, 500, 400, 5, 0, *(0,) * 11, bytes(10), 0, 0, 0, 0, b"NONE",
                              0, 0, 0xFFFF, 1000, 0, 0, 1000, 0),
         b"cmap": struct.pack(">4HI10HhH", 0, 1, 3, 1, 12, 4, 24, 0, 2, 2, 0, 0, 0xFFFF, 0, 0xFFFF, 1, 0),
         b"glyf": glyph,

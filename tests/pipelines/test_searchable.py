@@ -9,6 +9,7 @@ import pytest
 from pdf_files import form_pdf, text_pdf
 from PIL import Image, ImageDraw
 from sensorium.callers.errors import InputError
+from sensorium.mm.media import text_overlay
 from sensorium.mm.media.page_facts import page_facts, page_pixels
 from sensorium.mm.media.pdf import page_sizes
 from sensorium.mm.media.policy import MediaPolicy
@@ -96,3 +97,12 @@ def test_what_is_added_to_a_page(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7")
     with pytest.raises(InputError):
         searchable_pdf(tmp_path / "a.pdf", [], POLICY)
+
+
+def test_the_font_is_a_font() -> None:
+    """fontTools reads all of its tables."""
+    font = pytest.importorskip("fontTools.ttLib").TTFont(BytesIO(text_overlay._font()))
+    assert font["OS/2"].sTypoAscender == font["hhea"].ascent == 1000
+    assert font["hmtx"][font.getGlyphOrder()[0]] == (500, 0)
+    assert font["name"].getDebugName(6) == "Invisible"
+    assert all(table.cmap == {} for table in font["cmap"].tables)
