@@ -21,7 +21,7 @@ from .output import DocumentFolder
 from .projections import SUFFIXES, Projected
 from .read import DocumentReader, load
 from .readers import ModelReader
-from .stop import Stop
+from .stop import StopSignal
 
 if TYPE_CHECKING:
     from ...engine.async_llm import AsyncLLM
@@ -48,7 +48,7 @@ class _Hooks:
     run: Callable[[list[Task[Page]]], list[Page]] | None = None
     on_document: Callable[[], object] = lambda: None
     on_page: Callable[[PageDone], object] | None = None
-    stop: Stop = field(default_factory=Stop)
+    stop: StopSignal = field(default_factory=StopSignal)
 
 
 def read_files(
@@ -78,7 +78,7 @@ async def read_files_async(
     on_page: Callable[[PageDone], object] | None,
 ) -> list[Document]:
     """`read_files` as a coroutine; the files are read in a thread. Cancelling it ends when that thread has ended."""
-    loop, stop = asyncio.get_running_loop(), Stop()
+    loop, stop = asyncio.get_running_loop(), StopSignal()
 
     def run(tasks: list[Task[Page]]) -> list[Page]:
         return stop.wait(lambda: asyncio.run_coroutine_threadsafe(run_all_async(llm, tasks), loop))

@@ -20,7 +20,7 @@ from .inputs import OpenedDocument, facts_of, info_of, open_document, patiently,
 from .manifest import Manifest
 from .options import ReadOptions
 from .readers import PageReader, PageTask
-from .stop import ReadingStopped, Stop
+from .stop import ReadingStopped, StopSignal
 from .text_blocks import blocks_of, text_order
 from .ways import choose_way
 
@@ -46,7 +46,7 @@ class DocumentReader:
     policy: MediaPolicy
     manifest: Manifest
     on_records: Callable[[OpenedDocument, Sequence[PageRecord]], object] = lambda document, records: None
-    stop: Stop = field(default_factory=Stop)
+    stop: StopSignal = field(default_factory=StopSignal)
     _unfinished: dict[int, OpenedDocument] = field(default_factory=dict)  # by index of the item, without bytes
     _waiting: list[tuple[OpenedDocument, PageTask]] = field(default_factory=list)  # for a batch of the model
     _clock: CostClock = field(default_factory=CostClock)

@@ -14,7 +14,7 @@ class ReadingStopped(Exception):
     """The reading was stopped; no page ends with this error."""
 
 
-class Stop:
+class StopSignal:
     """Tells the threads of a reading to end. The pages in work have no records then, and are read again by the next run."""
 
     def __init__(self) -> None:
