@@ -43,7 +43,7 @@ class LatentUpProjection(WeightedLayer):
         for head in self.weight.view(self.sizes):
             key, value = head.split(self.split)
             self.keys.append(pack(key.T.contiguous(), None))
-            self.values.append(pack(value.contiguous(), None))
+            self.values.append(pack(value.clone(), None))  # a view would keep the whole weight
         del self.weight
 
     def packed_bytes(self, device: torch.device) -> int:

@@ -135,7 +135,7 @@ class Gemma3n(DecoderModel):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         super().load_weights(weights)
-        self.padding = self.embed_audio.token_rows()[-1:]
+        self.padding = self.embed_audio.token_rows()[-1:].clone()  # a view would keep all rows
         if self.language_model is not None:
             self.language_model.token_rows = torch.cat((self.embed_vision.token_rows(), self.embed_audio.token_rows()))
 
