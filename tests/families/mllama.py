@@ -73,4 +73,6 @@ FAMILY = Family(
     tensors=tensors,
     run=run,
     variants={"first layer": {"cross": (0, 3)}},
+    fullest={"image": [(90, 130)]},
+    fullest_items=1,  # a prompt may have as many rows of images as tokens, or one image
 )

@@ -206,6 +206,8 @@ class Published(torch.nn.Module):
     def state_dict(self):
         made = {name.replace("/", "."): value.detach() for name, value in self.loras.items()}
         for name, value in self.inner.state_dict().items():
+            if name.startswith("lm_head."):  # is tied, and not stored
+                continue
             if name.startswith("model.layers.") and name.removesuffix(".weight").endswith(TARGETS):
                 name = name.removesuffix("weight") + "base_layer.weight"
             for old, new in NAMES.items():

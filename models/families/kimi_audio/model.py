@@ -26,6 +26,7 @@ from ...text.stacks import STACKS
 from ...window_model import WindowModel, joined_projector
 
 _BLANK = 151666
+_TABLE = "model.embed_tokens.weight"
 _EPS = 1e-6
 _PROJECTOR = (("0", "linear_1"), ("3", "linear_2"), ("4", "last_norm"))
 
@@ -65,13 +66,16 @@ class KimiAudio(WindowModel):
         super().__init__(text, audio, projector, dtype, device)
         self.blank = positive_int({"kimia_text_blank_token_id": _BLANK, **config}, "kimia_text_blank_token_id")
 
+    def is_unused(self, name: str) -> bool:
+        return name != _TABLE and super().is_unused(name)  # without a decoder, too, the projector needs the blank's embedding
+
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Add the embedding of the blank to the table, and yield it for the projector."""
         for name, tensor in weights:
-            if name == "model.embed_tokens.weight" and self.blank < len(tensor):
-                table = tensor.to(self.dtype)
-                blank = table[self.blank]
+            if name == _TABLE and self.blank < len(tensor):
+                blank = tensor[self.blank].to(self.dtype)
                 yield "multi_modal_projector.blank", blank
-                yield name, table + blank
+                if self.language_model is not None:
+                    yield name, tensor.to(self.dtype) + blank
             else:
                 yield name, tensor

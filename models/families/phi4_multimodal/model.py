@@ -83,15 +83,15 @@ class Phi4Multimodal(DecoderModel):
         assert tower.table is not None
         self.side = tower.table.side // 2  # rows along a side of a tile
         self.tower: VisionTower | None = VisionTower(tower, dtype, device)
-        self.projector = self._projector(tower.width)
+        self.projector = self._projector(tower.width, device)
         self.separator, self.line_end = (StoredTensor((tower.width,), dtype, device) for _ in range(2))
         self.audio: BiasedConformer | None = BiasedConformer(audio, dtype, device)
-        self.speech, self.vision_speech = self._projector(audio.width), self._projector(audio.width)
+        self.speech, self.vision_speech = (self._projector(audio.width, device) for _ in range(2))
         self.ignored = ("tower.head.", *(f"tower.{name}" for name in tower.unbuilt))
 
-    def _projector(self, width: int) -> Projector:
+    def _projector(self, width: int, device: torch.device) -> Projector:
         spec = ProjectorSpec(width, self.hidden_size, ("up", "down"), inner=self.hidden_size)
-        return Projector(spec, self.dtype, self.language_model.embed_tokens.weight.device)
+        return Projector(spec, self.dtype, device)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         """Rename the parts of the publisher's names."""
