@@ -214,6 +214,7 @@ class LightningAttention(TensorModule, Convertible):
         qkv = activation(self.spec.act, qkv.contiguous()).float().view(len(x), self.spec.heads, 3, -1)
         q, k, v = qkv.unbind(2)
         out = linear_recurrence(q, k, v, self.decay.expand(len(x), -1), None, cache, attn)
+        del qkv, q, k, v  # the gate's activation takes float64 in their place
         out = self.norm(out.view(len(x), -1).to(x.dtype))
         return self.out(out.mul_(activation("sigmoid", gate)))
 
