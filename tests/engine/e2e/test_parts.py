@@ -23,6 +23,8 @@ FAMILIES = {
     "idefics3": "i",  # tiles with text between them
     "granite_speech": "a",  # a LoRA adapter of the decoder
     "qwen2_audio": "a",
+    "phi4mm": "ia",
+    "kimi_audio": "a",  # the projector adds a row of the decoder's table
 }
 
 
