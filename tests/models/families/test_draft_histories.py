@@ -65,7 +65,8 @@ def engines(
     with make_llm(row, folder, enable_prefix_caching=False, **options) as plain:
         if method != "mtp":
             config["model"] = str(folder if method == "draft_model" else _head(target, plain))
-        room = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "kv_cache_memory_bytes": _bytes_of(plain, length + 16)}
+        num_bytes = _bytes_of(plain, length + (32 if name in STATES else 16))  # blocks of states take more
+        room = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "kv_cache_memory_bytes": num_bytes}
         with make_llm(row, folder, speculative_config=config, **options, **room) as drafts:
             yield drafts, plain
 
