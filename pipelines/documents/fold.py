@@ -20,6 +20,8 @@ _SAME_PLACE = 0.015  # share of the page's height by which it may move
 _NUMBER = re.compile(r"\d{1,6}")
 _END = re.compile(r"[.!?:;…。！？][\"'”’»)\]]*$")  # of a paragraph
 
+_Key = tuple[bool, str, int]
+
 
 @dataclass(frozen=True)
 class _Edge:
@@ -37,6 +39,11 @@ class _Edge:
     place: float
     is_heading: bool
 
+    @property
+    def key(self) -> _Key:
+        """Lines with equal keys may be the same; a text may have "#" where another one has a number."""
+        return self.is_top, self.pattern, len(self.numbers)
+
 
 def folded(records: Callable[[], Iterable[PageRecord]]) -> Iterator[PageRecord]:
     """Yield the pages of a document with their headers, footers and page numbers, and with paragraphs that go on.
@@ -47,10 +54,10 @@ def folded(records: Callable[[], Iterable[PageRecord]]) -> Iterator[PageRecord]:
     Args:
         records: returns the pages in order; it is called twice, and the lines at the edges of all pages are held.
     """
-    groups = defaultdict[tuple[bool, str], list[_Edge]](list)
+    groups = defaultdict[_Key, list[_Edge]](list)
     for page in records():
         for _, edge in _edges(page):
-            groups[edge.is_top, edge.pattern].append(edge)
+            groups[edge.key].append(edge)
     before: PageRecord | None = None
     for page in records():
         page = _mark_furniture(page, groups)
@@ -71,7 +78,7 @@ def _edges(page: PageRecord) -> Iterator[tuple[Line, _Edge]]:
 
 
 def _is_repeated(edge: _Edge, group: Sequence[_Edge]) -> bool:
-    """Return whether enough pages nearby have the same line. `group`: lines of its pattern, in the order of pages."""
+    """Return whether enough pages nearby have the same line. `group`: lines of its key, in the order of pages."""
     far = _NEAR * (_LEAST - 1)  # others do not matter
     start = bisect_left(group, edge.page - far, key=lambda other: other.page)
     end = bisect_right(group, edge.page + far, key=lambda other: other.page)
@@ -85,7 +92,7 @@ def _is_repeated(edge: _Edge, group: Sequence[_Edge]) -> bool:
 
 
 def _is_same(edge: _Edge, other: _Edge) -> bool:
-    """Return whether two lines of one pattern stand at the same place, with equal numbers or such as count the pages."""
+    """Return whether two lines of one key stand at the same place, with equal numbers or such as count the pages."""
     if abs(edge.place - other.place) > _SAME_PLACE:
         return False
     distance = other.page - edge.page
@@ -95,10 +102,10 @@ def _is_same(edge: _Edge, other: _Edge) -> bool:
     return all(step == 0 or (step == distance and not edge.is_heading) for step in steps)
 
 
-def _mark_furniture(page: PageRecord, groups: dict[tuple[bool, str], list[_Edge]]) -> PageRecord:
+def _mark_furniture(page: PageRecord, groups: dict[_Key, list[_Edge]]) -> PageRecord:
     kinds = dict[int, Kind]()  # by identity of the line
     for line, edge in _edges(page):
-        if _is_repeated(edge, groups[edge.is_top, edge.pattern]):
+        if _is_repeated(edge, groups[edge.key]):
             kinds[id(line)] = "page_header" if edge.is_top else "page_footer"
     if not kinds:
         return page

@@ -45,6 +45,11 @@ def test_headers_and_page_numbers() -> None:
     assert text == "\f".join(f"{BODY} {n}.\n" for n in range(1, 6))
 
 
+def test_number_signs_are_no_numbers() -> None:
+    pages = [page(n, ("#" if n == 1 else str(n + 5), 20), (f"{BODY} {n}.", 100)) for n in range(1, 5)]
+    assert furniture(*pages) == [[], *([("page_header", str(n + 5))] for n in range(2, 5))]
+
+
 def test_the_work_grows_with_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     def compared(number: int) -> int:
         calls, is_same = list[None](), fold_module._is_same
