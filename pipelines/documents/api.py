@@ -77,20 +77,24 @@ async def read_files_async(
     output: OutputOptions,
     on_page: Callable[[PageDone], object] | None,
 ) -> list[Document]:
-    """`read_files` as a coroutine; the files are read in a thread. Cancelling it ends when that thread has ended."""
+    """`read_files` as a coroutine; the files are read in a thread.
+
+    Cancelling it ends when that thread has ended, or at once if the reading has not begun.
+    """
     loop, stop = asyncio.get_running_loop(), StopSignal()
 
     def run(tasks: list[Task[Page]]) -> list[Page]:
         return stop.wait(lambda: asyncio.run_coroutine_threadsafe(run_all_async(llm, tasks), loop))
 
     hooks = _Hooks(run, on_page=on_page, stop=stop)
-    work = asyncio.wrap_future(submit(threads, lambda: _read(llm.engine, _items(files, output), options, output, hooks)))
+    reading = submit(threads, lambda: _read(llm.engine, _items(files, output), options, output, hooks))
+    work = asyncio.wrap_future(reading)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         stop.set()
-        await asyncio.wait({work})
-        if not work.cancelled():
+        if not reading.cancel():
+            await asyncio.wait({work})
             work.exception()  # it was stopped; it is not reported as an error that nobody has seen
         raise
 

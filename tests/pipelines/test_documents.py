@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +26,11 @@ from sensorium.engine.config import EngineConfig
 from sensorium.mm.media.page_facts import PageFacts, TextLine
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import inputs, manifest, owner
-from sensorium.pipelines.documents.api import PageDone
+from sensorium.pipelines.documents.api import PageDone, read_files_async
 from sensorium.pipelines.documents.blocks import Block, PageRecord
 from sensorium.pipelines.documents.inputs import documents_of
 from sensorium.pipelines.documents.manifest import Manifest
-from sensorium.pipelines.documents.options import ReadOptions, pages_within, parse_pages
+from sensorium.pipelines.documents.options import OutputOptions, ReadOptions, pages_within, parse_pages
 from sensorium.pipelines.documents.projections import Projected, project
 from sensorium.pipelines.documents.read import TRANSIENT, DocumentReader
 from sensorium.pipelines.documents.readers import LinesReader, ModelReader, NoReader
@@ -524,6 +526,26 @@ async def cancel_reading(tmp_path: Path) -> None:
         (document,) = await llm.read(scans(40), tmp_path / "out", resume=True)
     assert len(document.pages) == 40
     assert not document.failed
+
+
+def test_cancelling_a_reading_that_waits_for_a_thread() -> None:
+    asyncio.run(cancel_waiting())
+
+
+async def cancel_waiting() -> None:
+    free, nothing = threading.Event(), SimpleNamespace(engine=None)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(free.wait)
+        try:
+            reading = read_files_async(nothing, threads, b"", ReadOptions(), OutputOptions(), None)  # type: ignore[arg-type]
+            work = asyncio.ensure_future(reading)
+            await asyncio.sleep(0)
+            work.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert work.cancelled()
+        finally:
+            free.set()
 
 
 def test_a_signal_counts_as_no_death(tmp_path: Path) -> None:
