@@ -93,7 +93,6 @@ class Guard:
         if scope["type"] == "lifespan" or TENANT in scope:  # TENANT: a line of a batch
             await self._app(scope, receive, send)
             return
-        config = self.config
         try:
             headers = dict(scope["headers"])
             _check_headers(scope)
@@ -101,31 +100,38 @@ class Guard:
             if scope["type"] == "http":
                 self._check_room(scope, headers)
         except HttpError as error:
-            await in_shape_of(scope, error_response(error))(scope, receive, send)
+            limited = self._limited(scope, send) if scope["type"] == "http" else send
+            await in_shape_of(scope, error_response(error))(scope, receive, limited)
             return
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
-
-        async def limited_send(message: MutableMapping[str, Any]) -> None:
-            connection: Connection | None = scope.get(CONNECTION)
-            if connection is None:  # another ASGI server, which closes the connection after an exception
-                async with asyncio.timeout(config.send_seconds):
-                    await send(message)
-                return
-            await send(message)
-            if not await _is_read(connection, config.send_seconds):
-                await _disconnect(connection)
 
         scope[HELD_BYTES] = 0
         body = _Body(self, scope, receive)
         takes_room = self._takes_room(scope)
         self._in_progress += takes_room
         try:
-            await self._app(scope, body.receive, limited_send)
+            await self._app(scope, body.receive, self._limited(scope, send))
         finally:
             self._in_progress -= takes_room
             self.body_bytes.count -= scope[HELD_BYTES]
+
+    def _limited(self, scope: Scope, send: Send) -> Send:
+        """Return a `send` that disconnects a client that reads nothing for `send_seconds`."""
+        seconds = self.config.send_seconds
+
+        async def limited_send(message: MutableMapping[str, Any]) -> None:
+            connection: Connection | None = scope.get(CONNECTION)
+            if connection is None:  # another ASGI server, which closes the connection after an exception
+                async with asyncio.timeout(seconds):
+                    await send(message)
+                return
+            await send(message)
+            if not await _is_read(connection, seconds):
+                await _disconnect(connection)
+
+        return limited_send
 
     def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
         """Check host, origin and key, the key in constant time. Return its tenant, or None if the server has no keys."""

@@ -20,7 +20,7 @@ from .model_entries import PARSERS_OF_MODEL, ModelEntry
 from .model_facts import ModelFacts, make_facts
 from .model_pool import ModelPool
 from .parsers.answer import answer_format
-from .pooled_model import Limits, PooledModel
+from .pooled_model import Limits, PooledModel, as_pooled
 from .state import Server, Services
 from .store import Store
 from .tracing import loading_span
@@ -127,7 +127,7 @@ def _checked(loader: EngineLoader, entry: ModelEntry) -> PooledModel[Server]:
         raise
     plan = checked.plan
     asleep_bytes = plan.processor_cache if plan.device == "cpu" else 0
-    return PooledModel(entry.names, plan.total, asleep_bytes, facts, {**entry.adapters})
+    return PooledModel(entry.names, plan.total, asleep_bytes, facts, as_pooled(entry.adapters))
 
 
 def _facts(checked: CheckedModel, config: ServerConfig, chat_template: str | None) -> ModelFacts:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from ..callers.errors import InputError, short_repr
 from .errors import HttpError
 from .eviction import Occupant, choose_victims
-from .pooled_model import Limits, Loader, ModelLease, PooledModel, Work
+from .pooled_model import Limits, Loader, ModelLease, PooledAdapter, PooledModel, Work
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -39,9 +39,9 @@ class ModelPool(Generic[M]):
         self._changed = asyncio.Event()
 
     @classmethod
-    def fixed(cls, model: M, names: Sequence[str], adapters: Mapping[str, str]) -> ModelPool[M]:
+    def fixed(cls, model: M, names: Sequence[str], adapters: dict[str, PooledAdapter]) -> ModelPool[M]:
         """Return the pool of one model that stays loaded."""
-        return cls([PooledModel(names, adapters={**adapters}, model=model, state="loaded")])
+        return cls([PooledModel(names, adapters=adapters, model=model, state="loaded")])
 
     @property
     def is_fixed(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -44,6 +44,26 @@ class Limits:
     queue: int = 256
 
 
+@dataclass(frozen=True)
+class PooledAdapter:
+    """An adapter of a pooled model.
+
+    Args:
+        folder: its files.
+        is_pinned: it never makes room for other adapters.
+        was_added: it is not of the configuration, but was loaded while the server runs.
+    """
+
+    folder: str
+    is_pinned: bool = False
+    was_added: bool = False
+
+
+def as_pooled(folders: Mapping[str, str]) -> dict[str, PooledAdapter]:
+    """Return the adapters of the configuration, of which the folders are given by name."""
+    return {name: PooledAdapter(folder) for name, folder in folders.items()}
+
+
 @dataclass(eq=False)
 class PooledModel(Generic[M]):
     """One model of a pool.
@@ -53,14 +73,14 @@ class PooledModel(Generic[M]):
         num_bytes: memory that it takes, as its plan says.
         asleep_bytes: what is left of that while it sleeps.
         facts: what is known of it before it is loaded.
-        adapters: folder of each adapter that requests may name instead of the model.
+        adapters: those that requests may name instead of the model, by name.
     """
 
     names: Sequence[str]
     num_bytes: int = 0
     asleep_bytes: int = 0
     facts: Any = None
-    adapters: dict[str, str] = field(default_factory=dict)
+    adapters: dict[str, PooledAdapter] = field(default_factory=dict)
     model: M | None = None
     state: State = "not_loaded"
     leases: int = 0

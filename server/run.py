@@ -116,7 +116,9 @@ def _one_model(
         engine = AsyncLLM(model, config.max_requests, **{"metrics": registry, **tracing, **engine_options})
     server = Server(engine, config, _name(model, config), registry, store=store)
     try:
-        server.load_adapters(config.adapters)
+        for name in {*server.names} & config.adapters.keys():
+            raise ConfigError(f"<<param=>>{short_repr(name)} is the name of the model; choose another one", param="adapters")
+        server.load_adapters(server.services.pool.models[0].adapters)
     except BaseException:
         engine.close()
         raise

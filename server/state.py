@@ -24,7 +24,6 @@ from ..engine.outputs import RequestOutput
 from ..mm.tenants import tenant_salt
 from ..pipelines.llm import AsyncLLM
 from ..pipelines.speech.options import Times
-from .adapter_entries import AdapterFolders
 from .background import Background
 from .config import ServerConfig
 from .drain import Draining
@@ -35,7 +34,7 @@ from .model_facts import ModelFacts, make_facts, transcript_times
 from .model_pool import ModelPool
 from .parsers.answer import AnswerFormat, answer_format
 from .parsers.reasoning import mentions_reasoning
-from .pooled_model import ModelLease
+from .pooled_model import ModelLease, PooledAdapter, as_pooled
 from .protocol.body import on_unknown_field
 from .reasoning_signer import ReasoningSigner, stored_signer
 from .request_record import current_record
@@ -75,6 +74,7 @@ class Services:
     draining: Draining = field(default_factory=Draining, repr=False)
     background: Background = field(init=False, repr=False)
     realtime_sessions: int = 0  # open ones
+    adapter_changes: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)  # one adapter is added or removed at a time
     on_engine_death: Callable[[], object] = lambda: None  # called in any thread, once an engine's process has died for good
     tokenisers: SharedThreads = field(default_factory=lambda: SharedThreads(_TOKENISERS, "tokenise"), repr=False)
     planners: SharedThreads = field(default_factory=lambda: SharedThreads(_PLANNERS, "plan"), repr=False)  # may download
@@ -137,7 +137,9 @@ class Server:
         self.silent_language: str | None = None  # code that the speech model detects in silence, once it was asked
         if registry is not None:
             register_engine(registry, llm.engine.loop)
-        self.services = services or Services(config, ModelPool.fixed(self, self.names, config.adapters), registry, store)
+        self.services = services or Services(
+            config, ModelPool.fixed(self, self.names, as_pooled(config.adapters)), registry, store
+        )
 
     @property
     def names(self) -> Sequence[str]:
@@ -209,14 +211,21 @@ class Server:
             record.model = self.name if is_own else name
         return None if is_own else name
 
-    def load_adapters(self, adapters: AdapterFolders) -> None:
-        """Load adapters for requests. Raise ConfigError or CheckpointError for one that does not fit the model."""
-        for name, folder in [*adapters.items()]:  # a copy: the event loop may add some meanwhile
+    def load_adapters(self, adapters: dict[str, PooledAdapter]) -> None:
+        """Load adapters for requests. One that was added, and cannot be read any more, is removed.
+
+        Raises:
+            ConfigError, CheckpointError: one of the configuration does not fit the model.
+        """
+        for name, adapter in [*adapters.items()]:  # a copy: the event loop may add some meanwhile
             try:
-                self.engine.adapters.load(name, folder)
+                self.engine.adapters.load(name, adapter.folder, adapter.is_pinned)
             except SensoriumError as error:
-                error.info = replace(error.info, text=f"the adapter {short_repr(name)}: {error.info.text}")
-                raise
+                if not adapter.was_added:
+                    error.info = replace(error.info, text=f"the adapter {short_repr(name)}: {error.info.text}")
+                    raise
+                _log.warning("the adapter %s is removed, because it cannot be loaded again: %s", name, error)
+                adapters.pop(name, None)
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError if a request names another model, or an adapter, which its endpoint does not take."""

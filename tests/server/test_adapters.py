@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -53,7 +55,7 @@ def served(folders):
         TINY, "tiny-vl", ServerConfig(adapters={"red": folders["red"]}, admin_key="admin"), enable_lora=True, **OPTIONS
     )
     with server.llm.llm:
-        server.load_adapters(server.config.adapters)
+        server.load_adapters(server.services.pool.models[0].adapters)
         with listening(server) as url:
             yield url, server
 
@@ -170,6 +172,41 @@ def test_adapters_of_several_models(folders, expected):
         assert error(httpx.post(f"{url}/v1/load_lora_adapter", json=body, headers=ADMIN))["param"] == "lora_name"
         body = {"lora_name": "no", "lora_path": folders["red"], "model": "two"}
         assert httpx.post(f"{url}/v1/load_lora_adapter", json=body, headers=ADMIN, timeout=60).status_code == 400
+
+
+def test_an_added_adapter_that_is_gone_does_not_stop_its_model(folders, expected, tmp_path):
+    gone = shutil.copytree(folders["red"], tmp_path / "gone")
+    config = ServerConfig(models=[{"name": "one", "path": str(TINY), "adapters": {"blue": folders["blue"]}}], admin_key="admin")
+    with serving_models(config) as (url, services):
+        for name, folder in ("gone", gone), ("kept", folders["red"]):
+            body = {"lora_name": name, "lora_path": str(folder), "is_pinned": True}
+            assert httpx.post(f"{url}/v1/load_lora_adapter", json=body, headers=ADMIN, timeout=60).status_code == 200
+        shutil.rmtree(gone)
+        one = services.pool.find("one")
+        one.model.engine.close()
+        one.model, one.state = None, "not_loaded"
+        assert [text_of(url, name) for name in ("one", "blue", "kept")] == [expected[name] for name in (None, "blue", "red")]
+        assert error(httpx.post(f"{url}/v1/chat/completions", json={"model": "gone", "messages": MESSAGES}), 404)
+        assert {one.name: one.pinned for one in one.model.engine.adapters.list()} == {"blue": False, "kept": True}
+
+
+def test_of_two_loads_at_once_one_gets_the_name(served, folders):
+    def load(color):
+        body = {"lora_name": "both", "lora_path": folders[color]}
+        return httpx.post(f"{served[0]}/v1/load_lora_adapter", json=body, headers=ADMIN, timeout=60).status_code
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(load, ["red", "blue", "red", "blue"])) == [200, 400, 400, 400]
+    httpx.post(f"{served[0]}/v1/unload_lora_adapter", json={"lora_name": "both"}, headers=ADMIN, timeout=60)
+
+
+def test_an_adapter_with_the_name_of_the_model_is_refused(folders):
+    config, options = split_options(
+        {"adapters": {"a": folders["red"]}, "served_model_name": "a", **OPTIONS, "engine_process": False}
+    )
+    with pytest.raises(ConfigError) as raised:
+        _one_model(TINY, config, options, None, None, None)
+    assert raised.value.info.param == "adapters"
 
 
 def test_a_server_starts_with_its_adapters(folders, expected):

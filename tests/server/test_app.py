@@ -398,6 +398,16 @@ def test_a_client_that_does_not_read_is_disconnected():
         asyncio.run(guard(scope, None, send))
 
 
+def test_a_refused_client_that_does_not_read_is_disconnected():
+    async def send(message):
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"host", b"localhost")]}
+    guard = Guard(None, ServerConfig(send_seconds=0.01, api_key="key"))
+    with pytest.raises(TimeoutError):
+        asyncio.run(guard(scope, None, send))
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_client_that_reads_slowly_is_not_disconnected(reads):
     class Connection:
