@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from statistics import median
 
@@ -21,6 +22,7 @@ _COLUMN_CHARS = 20  # characters of a line that shows a column of text
 _COLUMN_LINES = 3  # such lines of a column, at least
 _COLUMN_SHARE = 0.6  # of the width of a page's text: wider lines stand above or below columns
 _MIN_GAP = 0.9  # line heights between two columns, at least
+_MAX_CUTS = 32  # of columns into columns
 
 
 def blocks_of(
@@ -65,32 +67,50 @@ def _has_columns(lines: Sequence[TextLine]) -> bool:
 
 
 def _cut(boxes: Sequence[Box], indices: list[int]) -> Iterator[int]:
-    if len(indices) < 2:
-        yield from indices
-        return
-    height = median(boxes[i][3] - boxes[i][1] for i in indices)
-    columns = _split(boxes, indices, 0, _MIN_GAP * height)
-    if len(columns) > 1 and min(map(len, columns)) > 1:
-        for column in columns:
-            yield from _cut(boxes, column)
-        return
-    rows = _split(boxes, indices, 1, 0.0)
-    if len(rows) > 1:
-        yield from _rows(boxes, rows, height)
-        return
-    yield from sorted(indices, key=lambda i: (boxes[i][0], boxes[i][1]) if len(columns) > 1 else (boxes[i][1], boxes[i][0]))
+    waiting = [(indices, 0)]  # the next one last, with the number of columns around it
+    while waiting:
+        indices, depth = waiting.pop()
+        if len(indices) < 2:
+            yield from indices
+            continue
+        height = median(boxes[i][3] - boxes[i][1] for i in indices)
+        columns = _split(boxes, indices, 0, _MIN_GAP * height)
+        if len(columns) > 1 and min(map(len, columns)) > 1 and depth < _MAX_CUTS:
+            waiting += [(column, depth + 1) for column in reversed(columns)]
+            continue
+        rows = _split(boxes, indices, 1, 0.0)
+        if len(rows) > 1:
+            yield from _rows(boxes, rows, height)
+            continue
+        yield from sorted(indices, key=lambda i: (boxes[i][0], boxes[i][1]) if len(columns) > 1 else (boxes[i][1], boxes[i][0]))
 
 
 def _rows(boxes: Sequence[Box], rows: list[list[int]], height: float) -> Iterator[int]:
     """Yield the lines of rows. Neighbouring rows that are cut into the same columns are read column by column."""
-    band = list[int]()
+    band, columns = list[int](), list[_Span]()
     for row in rows:
-        columns = _split(boxes, [*band, *row], 0, _MIN_GAP * height)
-        if band and (len(columns) < 2 or len(_split(boxes, row, 0, _MIN_GAP * height)) < 2):
+        own = [(boxes[part[0]][0], max(boxes[i][2] for i in part)) for part in _split(boxes, row, 0, _MIN_GAP * height)]
+        for span in own:
+            _add_span(columns, span, _MIN_GAP * height)
+        if band and (len(columns) < 2 or len(own) < 2):
             yield from _band(boxes, band, height)
-            band = []
+            band, columns = [], own
         band += row
     yield from _band(boxes, band, height)
+
+
+_Span = tuple[float, float]
+"""Left and right end of a column."""
+
+
+def _add_span(spans: list[_Span], span: _Span, gap: float) -> None:
+    """Add a span to those of columns, from left to right. Columns without a wider gap between them become one."""
+    left, right = span
+    first = bisect_left(spans, -gap, key=lambda other: other[1] - left)
+    last = bisect_right(spans, gap, key=lambda other: other[0] - right)
+    if first < last:
+        left, right = min(left, spans[first][0]), max(right, spans[last - 1][1])
+    spans[first:last] = [(left, right)]
 
 
 def _band(boxes: Sequence[Box], band: list[int], height: float) -> Iterator[int]:
@@ -123,17 +143,18 @@ _Pair = tuple[TextLine, float | None]
 
 def _groups(pairs: Sequence[_Pair]) -> Iterator[list[_Pair]]:
     """Yield the lines of each block."""
-    group = [pairs[0]]
+    group, margin = [pairs[0]], pairs[0][0].box[2]  # `margin`: the right end of its longest line
     for pair in pairs[1:]:
-        if _continues(group, pair[0]):
+        if _continues(group, pair[0], margin):
             group.append(pair)
+            margin = max(margin, pair[0].box[2])
         else:
             yield group
-            group = [pair]
+            group, margin = [pair], pair[0].box[2]
     yield group
 
 
-def _continues(group: Sequence[_Pair], line: TextLine) -> bool:
+def _continues(group: Sequence[_Pair], line: TextLine, margin: float) -> bool:
     """Return whether a line belongs to the block of the lines before."""
     first, last = group[0][0], group[-1][0]
     size = max(last.size, line.size)
@@ -143,18 +164,16 @@ def _continues(group: Sequence[_Pair], line: TextLine) -> bool:
     overlap = min(line.box[2], last.box[2]) - max(line.box[0], last.box[0])
     if not -0.6 * size <= gap <= _SPACING * size or overlap <= 0:
         return False
-    if not last.text.endswith((_HYPHEN, "-")) and _fits_before(group, line):
+    if not last.text.endswith((_HYPHEN, "-")) and _fits_before(last, line, margin):
         return False
     is_item, left = bool(_ITEM.match(first.text)), group[1][0].box[0] if len(group) > 1 else first.box[0]
     return is_item or line.box[0] - left < _INDENT * size
 
 
-def _fits_before(group: Sequence[_Pair], line: TextLine) -> bool:
+def _fits_before(last: TextLine, line: TextLine, margin: float) -> bool:
     """Return whether the first word of a line would have had room at the end of the line before: then the break is meant."""
-    last = group[-1][0]
-    margin = max(line.box[2], *(other.box[2] for other, _ in group))
     width = (line.box[2] - line.box[0]) * (len(line.text.split(" ", 1)[0]) + 1) / len(line.text)
-    return last.box[2] + width < margin - _ROOM * line.size
+    return last.box[2] + width < max(margin, line.box[2]) - _ROOM * line.size
 
 
 def _block(group: Sequence[_Pair], body: float, source: Source, model: str) -> Block:
@@ -178,12 +197,16 @@ def _block(group: Sequence[_Pair], body: float, source: Source, model: str) -> B
 
 def join_lines(lines: Sequence[str]) -> str:
     """Return the text of lines. A word that is hyphenated at the end of a line becomes whole again."""
-    text = ""
+    parts, end = list[str](), ""  # `end`: the last two characters
     for line in lines:
-        if text.endswith(_HYPHEN):
-            text = f"{text[:-1]}{line}" if line[:1].islower() else f"{text[:-1]}-{line}"
-        elif text.endswith("-") and text[-2:-1].isalpha() and line[:1].isalpha():
-            text += line
+        if end.endswith(_HYPHEN):
+            parts[-1], end = parts[-1][:-1], end[:-1]
+            part = line if line[:1].islower() else f"-{line}"
+        elif end.endswith("-") and end[:-1].isalpha() and line[:1].isalpha():
+            part = line
         else:
-            text += f" {line}" if text else line
-    return text.replace(_HYPHEN, "-")
+            part = f" {line}" if end else line
+        if part:
+            parts.append(part)
+            end = (end + part)[-2:]
+    return "".join(parts).replace(_HYPHEN, "-")

@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -72,6 +74,40 @@ def test_blocks_of_lines() -> None:
     ]
     assert blocks_of(lines, [None] * len(lines))[1].box == (50, 60, 250, 94)
     assert kinds() == []
+
+
+class CountedBox(tuple[float, ...]):
+    """A box that counts how often its sides are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, side: Any) -> Any:
+        type(self).looks += 1
+        return super().__getitem__(side)
+
+
+@pytest.mark.parametrize("num_columns", [1, 2])
+@pytest.mark.parametrize("function", [reading_order, lambda lines: blocks_of(lines, [None] * len(lines))])
+def test_the_work_grows_with_the_lines(function: Callable[[list[TextLine]], object], num_columns: int) -> None:
+    def looks(number: int) -> int:
+        places = [(12.0 * row, 150.0 * column) for row in range(number) for column in range(num_columns)]
+        boxes = [CountedBox((0, -20, 300, -10)), *(CountedBox((left, top, left + 100, top + 10)) for top, left in places)]
+        CountedBox.looks = 0
+        function([TextLine("some words of a line", box, 10) for box in boxes])  # type: ignore[arg-type]
+        return CountedBox.looks
+
+    assert 0 < looks(800) < 3 * looks(400)
+
+
+def test_columns_in_columns() -> None:
+    """Each cut leaves lines of a smaller median height, so that one more column is cut off, and no stack is exhausted."""
+    number, left, lines = 1500, 0.0, list[TextLine]()
+    for column in range(number):
+        height = 1 + 0.2 * number
+        lines += [TextLine("a", (left, height * row, left + 1, height * (row + 1)), height) for row in range(2)]
+        left += 1 + 0.9 * (1 + 0.1 * (2 * number - column - 0.5)) + 0.04
+    lines += [TextLine("a", (left, row, left + 1, row + 1 + 0.1 * row), 1) for row in range(2 * number)]
+    assert sorted(reading_order(lines)) == list(range(4 * number))
 
 
 def test_an_indented_line_begins_a_paragraph() -> None:

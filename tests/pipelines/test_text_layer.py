@@ -69,7 +69,7 @@ def test_ocr_drafts_the_text_of_the_page(monkeypatch):
     with LLM("tiny-vl", dtype="float32", batch_invariant=True) as llm:
         drafter = llm.engine.loop.core.scheduler.drafts.drafter
         drafter.costs, drafter._now = StepCosts((1.0,) * 16), lambda: 0.0
-        monkeypatch.setattr("sensorium.pipelines.ocr.text_layer", lambda page, policy: expected.text)
+        monkeypatch.setattr("sensorium.pipelines.ocr.text_layer", lambda page, policy, tenant: expected.text)
         (page,) = llm.ocr([data])
         assert page.output.outputs[0].token_ids == expected.output.outputs[0].token_ids
         assert [stats.proposer for stats in page.output.drafts] == ["text"]
