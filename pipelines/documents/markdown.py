@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from ...engine.elements import MAX_CELLS, Cell, read_table, text_outside
 from .blocks import Block, Kind, Line, table_text
 
-_FENCE = re.compile(r"\s{0,3}(`{3,}|~{3,})\s*([\w+-]*)\s*$")
-_HEADING = re.compile(r"\s{0,3}(#{1,6})(?:\s+(.*?))?(?:\s+#+)?\s*$")
+_FENCE = re.compile(r"\s{0,3}(`{3,}|~{3,})\s*([\w+-]*)$")  # of a line without spaces at its end
+_HEADING = re.compile(r"\s{0,3}(#{1,6})(?!\S)")
 _ITEM = re.compile(r"(\s*)((?:[-*+•]|\(?\d{1,4}[.)])\s+\S.*)$")
 _RULE = re.compile(r"\s{0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$")
-_DELIMITERS = re.compile(r"\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$")
+_DELIMITERS = re.compile(r"\|? ?:?-+:? ?(?:\| ?:?-+:? ?)*\|?$")  # of a line without repeated spaces
 _PIPE = re.compile(r"(?<!\\)\|")
 _IMAGE = re.compile(r"\s*!\[([^\[\]]*)\]\(([^()\s]*)\)\s*$")
 _MATHS = (("$$", "$$"), ("\\[", "\\]"))
@@ -43,11 +43,9 @@ def markdown_blocks(text: str, block: Block) -> Iterator[Block]:
 
 def _unwrapped(lines: list[str]) -> list[str]:
     """Return the lines without a code fence around all of them, and without olmOCR's front matter."""
-    while lines and not lines[0].strip():
-        lines = lines[1:]
-    while lines and not lines[-1].strip():
-        lines = lines[:-1]
-    fence = _FENCE.match(lines[0]) if lines else None
+    texts = [index for index, line in enumerate(lines) if line.strip()]
+    lines = lines[texts[0] : texts[-1] + 1] if texts else []
+    fence = _FENCE.match(lines[0].rstrip()) if lines else None
     if fence and fence[2].lower() in _WRAPPED and (fence[2] or len(lines) > 2):
         inner = lines[1:-1] if lines[-1].strip() == fence[1] else lines[1:]
         if not any(line.strip().startswith(fence[1]) for line in inner):
@@ -61,7 +59,14 @@ def _unwrapped(lines: list[str]) -> list[str]:
 
 @dataclass
 class _Splitter:
-    """Splits lines into blocks. `paragraph`: the lines of the paragraph or item that has begun."""
+    """Splits lines into blocks. Each line is looked at a few times, whatever is left open.
+
+    Args:
+        paragraph: the lines of the paragraph or item that has begun.
+        unclosed: ends of formulas that no line from here on has.
+        table_end: the last line that was found to end a table.
+        tables_from: lines before it begin no table.
+    """
 
     lines: list[str]
     base: Block
@@ -69,6 +74,9 @@ class _Splitter:
     paragraph: list[str] = field(default_factory=list)
     kind: Kind = "paragraph"
     level: int = 0
+    unclosed: set[str] = field(default_factory=set)
+    table_end: int = -1
+    tables_from: int = 0
 
     def split(self) -> list[Block]:
         at = 0
@@ -90,7 +98,7 @@ class _Splitter:
             if (after := read(at)) is not None:
                 return after
         if heading := _HEADING.match(line):
-            self._add("heading", heading[2] or "", level=len(heading[1]))
+            self._add("heading", _title(line[heading.end() :]), level=len(heading[1]))
         elif image := _IMAGE.match(line):
             self._add("picture", image[1] or image[2])
         elif item := _ITEM.match(line):
@@ -115,7 +123,7 @@ class _Splitter:
 
     def _fence(self, at: int) -> int | None:
         """Read fenced code. Without an end it goes to the last line."""
-        fence = _FENCE.match(self.lines[at])
+        fence = _FENCE.match(self.lines[at].rstrip())
         if fence is None:
             return None
         end = next((i for i in range(at + 1, len(self.lines)) if self.lines[i].strip() == fence[1]), len(self.lines))
@@ -128,7 +136,7 @@ class _Splitter:
         begin, close = next((pair for pair in _MATHS if line.startswith(pair[0])), ("", ""))
         if environment := _ENVIRONMENT.match(line):
             close = f"\\end{{{environment[1]}}}"
-        if not close:
+        if not close or close in self.unclosed:
             return None
         rest = line[len(begin) :] if begin else line[environment.end() :] if environment else ""
         inside = list[str]()
@@ -140,6 +148,7 @@ class _Splitter:
                 self._add("formula", f"\\begin{{{environment[1]}}}{formula}{close}" if environment else formula)
                 return self._read_on(end, after)
             inside.append(text)
+        self.unclosed.add(close)
         return None
 
     def _read_on(self, at: int, rest: str) -> int:
@@ -151,17 +160,18 @@ class _Splitter:
 
     def _html_table(self, at: int) -> int | None:
         """Read an HTML table. What stands before it on its line is a paragraph, and so is what is in none of its cells."""
-        begin = _TABLE.search(self.lines[at])
+        begin = _TABLE.search(self.lines[at]) if at >= self.tables_from else None
         if begin is None:
             return None
         text, end = self.lines[at][begin.start() :], at
-        while not _TABLE_END.search(text) and end + 1 < len(self.lines):
-            end += 1
-            text += f"\n{self.lines[end]}"
+        if not _TABLE_END.search(text):
+            end = self._find_table_end(at + 1)
+            text = "\n".join([text, *self.lines[at + 1 : end + 1]])
         close = _TABLE_END.search(text)
         table, rest = (text[: close.end()], text[close.end() :]) if close else (text, "")
         cells = read_table(table)
         if not cells or len(cells) >= MAX_CELLS:
+            self.tables_from = end
             return None
         if before := self.lines[at][: begin.start()].strip():
             self.paragraph.append(before)
@@ -170,9 +180,18 @@ class _Splitter:
         self._add("table", table_text(cells), cells=cells)
         return self._read_on(end, rest)
 
+    def _find_table_end(self, at: int) -> int:
+        """Return the index of the first line from this one on that ends a table, or of the last line."""
+        if self.table_end < at:
+            ends = (i for i in range(at, len(self.lines)) if _TABLE_END.search(self.lines[i]))
+            self.table_end = next(ends, len(self.lines) - 1)
+        return self.table_end
+
     def _pipe_table(self, at: int) -> int | None:
         """Read a table of lines with `|`, whose second line has dashes."""
-        is_table = at + 1 < len(self.lines) and "|" in self.lines[at] and _DELIMITERS.match(self.lines[at + 1])
+        is_table = (
+            at + 1 < len(self.lines) and "|" in self.lines[at] and _DELIMITERS.match(" ".join(self.lines[at + 1].split()))
+        )
         if not is_table or ("|" not in self.lines[at + 1] and len(_cells(self.lines[at])) > 1):
             return None
         end = at + 2
@@ -193,6 +212,13 @@ class _Splitter:
         self._add(_TAGS[tagged[1].lower()], " ".join(tagged[2].split()))
         end = text[: tagged.end()].count("\n") + at
         return self._read_on(end, text[tagged.end() :].partition("\n")[0])
+
+
+def _title(text: str) -> str:
+    """Return the text of a heading without the number signs that close it."""
+    title = text.strip()
+    before = title.rstrip("#")
+    return before.rstrip() if before[-1:].isspace() else title
 
 
 def _cells(line: str) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sensorium.engine.elements import Cell, MarkedText
+from sensorium.engine.elements import MAX_CELLS, Cell, MarkedText, read_table
+from sensorium.pipelines.documents import markdown
 from sensorium.pipelines.documents.answers import answer_blocks
 from sensorium.pipelines.documents.blocks import Block, PageRecord
 from sensorium.pipelines.documents.projections import Projected, project
@@ -362,3 +363,40 @@ def test_docling_json_round_trips() -> None:
     for part in ("# A *title*", "$$E = mc^2$$", "- an item that goes on", "2. a second"):
         assert part in text
     assert "Journal" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        (f"#{' ' * 1_000_000}a #b", ["heading"]),
+        (f"a | b\n-:{' ' * 1_000_000}x", ["paragraph"]),
+        (f"a | b\n{' ' * 1_000_000}x", ["paragraph"]),
+        (f"```{' ' * 1_000_000}!", ["paragraph"]),
+        ("\\[\n" * 200_000, ["paragraph"]),
+        ("\n" * 1_000_000 + "a", ["paragraph"]),
+    ],
+)
+def test_hostile_answers_end(text: str, kinds: list[str]) -> None:
+    """Work that grows with the square of these sizes would take hours."""
+    assert [block.kind for block in blocks(text)] == kinds
+
+
+def test_objects_of_brackets_end() -> None:
+    text = '{"bbox_2d": [1, 2, 3, 4], "text": "a"}'
+    assert [block.kind for block in blocks(text + "[" * 500_000 + "x", "resized_json")] == ["paragraph"] * 2
+
+
+@pytest.mark.parametrize("cells", ["", "<td>a" * MAX_CELLS])
+def test_open_tables_are_read_once(monkeypatch: pytest.MonkeyPatch, cells: str) -> None:
+    sizes, text = list[int](), "<table\n" * 5_000 + cells
+    monkeypatch.setattr(markdown, "read_table", lambda table: sizes.append(len(table)) or read_table(table))
+    assert "".join(block.text for block in blocks(text)).count("<table") == 5_000
+    assert len(text) - 10 < sum(sizes) < 2 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [("# a", "a"), ("## a ##  ", "a"), ("# a#", "a#"), ("# ##", "##"), ("#", None), ("#a", None), ("#\ta  # b #", "a  # b")],
+)
+def test_headings(line: str, title: str | None) -> None:
+    assert [block.text for block in blocks(line) if block.kind == "heading"] == ([] if title is None else [title])
