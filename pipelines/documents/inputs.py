@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from ...callers.errors import BusyError, ErrorInfo, InputError, SensoriumError, error_reason, is_out_of_memory, typed
+from ...callers.errors import BusyError, ErrorInfo, InputError, typed
 from ...mm.media.isolate import run_isolated
 from ...mm.media.page_facts import PageFacts, page_facts
 from ...mm.media.pdf import POINTS, holds_pictures, is_pdf, open_pdf
@@ -19,7 +19,7 @@ from ...mm.tenants import tenant_of
 from ..files import NamedItem, named_items
 from .manifest import Ranges
 from .options import ReadOptions, pages_within, parse_pages
-from .readers import PageReader
+from .readers import PageReader, info_of
 from .ways import RULES
 
 T = TypeVar("T")
@@ -138,13 +138,6 @@ def patiently(function: Callable[[], T]) -> T:
         except BusyError:
             time.sleep(_PAUSE)
     return function()
-
-
-def info_of(error: Exception) -> ErrorInfo:
-    """Return any exception as the reason for which a page has no text."""
-    if isinstance(error, SensoriumError):
-        return error.info
-    return ErrorInfo("out_of_memory" if is_out_of_memory(error) else "internal", error_reason(error))
 
 
 def _key(data: bytes, options: ReadOptions, reader: PageReader, policy: MediaPolicy) -> str:

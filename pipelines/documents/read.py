@@ -16,10 +16,10 @@ from ..files import NamedItem
 from .blocks import Document, PageRecord, Way
 from .costs import INSPECTED, CostClock, cost_of, keep_costs
 from .fold import folded
-from .inputs import OpenedDocument, facts_of, info_of, open_document, patiently, scale_of
+from .inputs import OpenedDocument, facts_of, open_document, patiently, scale_of
 from .manifest import Manifest
 from .options import ReadOptions
-from .readers import PageReader, PageTask
+from .readers import PageReader, PageTask, info_of
 from .stop import ReadingStopped, StopSignal
 from .text_blocks import blocks_of, text_order
 from .ways import choose_way

@@ -12,7 +12,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...callers.errors import ErrorInfo
+from ...callers.errors import ErrorInfo, SensoriumError, error_reason, is_out_of_memory
 from ...mm.media.isolate import run_isolated
 from ...mm.media.page_facts import Box, PageFacts, TextLine, page_pixels
 from ...mm.media.pdf import holds_pictures, is_pdf
@@ -142,6 +142,9 @@ class ModelReader:
 
     Args:
         run: returns the results of tasks; None runs them in this thread.
+
+    Raises:
+        InputError: the question names another model's prompt.
     """
 
     kind: ReaderKind = "model"
@@ -155,7 +158,9 @@ class ModelReader:
         run: Callable[[list[Task[Page]]], list[Page]] | None = None,
     ) -> None:
         from ..ocr import OcrOptions
+        from ..ocr_prompts import find_prompt
 
+        find_prompt(question, engine.ocr_prompts)  # before any page is read: it is no error of a page
         self._engine, self._options = engine, OcrOptions(question, max_tokens, cache_salt=cache_salt)
         self._run = run or self._run_all
 
@@ -186,15 +191,26 @@ class ModelReader:
 
         images = [_image_of(page) for page in pages]
         results = self._run(ocr_tasks(self._engine, images, self._options))
-        records = list[PageRecord]()
-        for page, result in zip(pages, results, strict=True):
-            error = None if result.error is None else result.error.without_item()
-            error = None if error is None else replace(error, modality=None, index=None)
-            marked = None if error else result.output.outputs[0].marked
-            blocks = () if error or not result.text else answer_blocks(result.text, marked, page.scale, self.name)
-            cut = "it was cut off at the token limit" if result.finish_reason == "length" else None
-            records.append(page.record(blocks, error, result.doubt or cut))
-        return records
+        return [self._record(page, result) for page, result in zip(pages, results, strict=True)]
+
+    def _record(self, page: PageTask, result: Page) -> PageRecord:
+        """Return the record of a page. An answer that cannot be read as blocks is an error of this page alone."""
+        if result.error is not None:
+            return page.record(error=replace(result.error.without_item(), modality=None, index=None), doubt=result.doubt)
+        marked = result.output.outputs[0].marked
+        try:
+            blocks = answer_blocks(result.text, marked, page.scale, self.name) if result.text else ()
+        except Exception as error:
+            return page.record(error=info_of(error))
+        cut = "it was cut off at the token limit" if result.finish_reason == "length" else None
+        return page.record(blocks, doubt=result.doubt or cut)
+
+
+def info_of(error: Exception) -> ErrorInfo:
+    """Return any exception as the reason for which a page has no text."""
+    if isinstance(error, SensoriumError):
+        return error.info
+    return ErrorInfo("out_of_memory" if is_out_of_memory(error) else "internal", error_reason(error))
 
 
 def model_name(path: str) -> str:

@@ -27,7 +27,7 @@ from sensorium.cli.ocr import SHIPPED_MODEL
 from sensorium.engine.config import EngineConfig
 from sensorium.mm.media.page_facts import PageFacts, TextLine
 from sensorium.mm.media.policy import MediaPolicy
-from sensorium.pipelines.documents import inputs, manifest, owner
+from sensorium.pipelines.documents import inputs, manifest, owner, readers
 from sensorium.pipelines.documents.api import PageDone, read_files_async
 from sensorium.pipelines.documents.blocks import Block, PageRecord
 from sensorium.pipelines.documents.inputs import documents_of
@@ -38,6 +38,7 @@ from sensorium.pipelines.documents.read import TRANSIENT, DocumentReader
 from sensorium.pipelines.documents.readers import LinesReader, ModelReader, NoReader
 from sensorium.pipelines.documents.text_blocks import blocks_of, join_lines, reading_order
 from sensorium.pipelines.documents.ways import choose_way, why_not_trusted
+from sensorium.pipelines.ocr_prompts import PROMPTS
 from waiting import assert_idle
 
 ALL = ((1, 9),)
@@ -395,7 +396,7 @@ def test_the_digest_of_a_model_tells_what_changes_its_answers(tmp_path: Path) ->
 
     def digest(template: str | None = "template", max_tokens: int = 8, **options: object) -> str:
         config = EngineConfig(str(tmp_path / "model"), **options)  # type: ignore[arg-type]
-        engine = SimpleNamespace(config=config, tokenizer=SimpleNamespace(chat_template=template))
+        engine = SimpleNamespace(config=config, tokenizer=SimpleNamespace(chat_template=template), ocr_prompts=())
         return ModelReader(engine, "Read.", max_tokens).digest  # type: ignore[arg-type]
 
     adapter = str(tmp_path / "adapter")
@@ -483,6 +484,25 @@ def test_llm_read(tmp_path: Path) -> None:
         assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "output_format")
         with pytest.raises(InputError, match="text_layer"):
             llm.read(image, text_layer="sometimes")  # type: ignore[arg-type]
+        with pytest.raises(InputError) as caught:
+            llm.read(image, question=next(iter(PROMPTS)))
+        assert caught.value.info.param == "question"
+
+
+def test_an_answer_that_cannot_be_read_is_an_error_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[str]()
+
+    def answer_blocks(text: str, *args: object) -> tuple[Block, ...]:
+        calls.append(text)
+        if len(calls) == 2:
+            raise RecursionError
+        return (Block("paragraph", text),)
+
+    monkeypatch.setattr(readers, "answer_blocks", answer_blocks)
+    with LLM(SHIPPED_MODEL) as llm:
+        (document,) = llm.read(scans(3), use_tqdm=False)
+    assert [page.error and page.error.code for page in document.pages] == [None, "internal", None]
+    assert [len(page.blocks) for page in document.pages] == [1, 0, 1]
 
 
 def test_the_reader_of_printed_lines(tmp_path: Path) -> None:
