@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from .blocks import Way
@@ -82,17 +83,22 @@ def seconds_of(ways: Mapping[Way, int], reader: str, costs: Mapping[str, Cost]) 
 
 
 def kept_costs() -> dict[str, Cost]:
-    """Return the costs of earlier runs; none if the file is missing or broken."""
-    with suppress(OSError, ValueError, TypeError, AttributeError):
+    """Return the costs of earlier runs; none if the file is missing or broken, whatever is in it, or there is no home."""
+    with suppress(Exception):
         with _path().open("rb") as file:
             content = json.loads(file.read(_LARGEST))
         pairs = ((str(name), float(seconds), int(pages)) for name, (seconds, pages) in content["costs"].items())
-        return {name: Cost(seconds, pages) for name, seconds, pages in pairs if seconds >= 0 and pages > 0}
+        return {name: Cost(seconds, pages) for name, seconds, pages in pairs if 0 <= seconds < inf and pages > 0}
     return {}
 
 
 def keep_costs(costs: Mapping[str, Cost]) -> None:
     """Add the costs of a run to those of earlier ones. If the file cannot be written, they are not kept."""
+    with suppress(Exception):  # the reading has ended well
+        _keep(costs)
+
+
+def _keep(costs: Mapping[str, Cost]) -> None:
     if not costs:
         return
     kept = kept_costs()
@@ -103,14 +109,13 @@ def keep_costs(costs: Mapping[str, Cost]) -> None:
         kept[name] = Cost(seconds * share, max(1, round(pages * share)))
     path = _path()
     part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            values = {name: [round(cost.seconds, 6), cost.pages] for name, cost in sorted(kept.items())}
-            part.write_text(f"{json.dumps({'costs': values}, indent=1)}\n", "utf-8")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        values = {name: [round(cost.seconds, 6), cost.pages] for name, cost in sorted(kept.items())}
+        part.write_text(f"{json.dumps({'costs': values}, indent=1)}\n", "utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _path() -> Path:

@@ -40,7 +40,20 @@ def test_later_runs_outweigh_earlier_ones(cache: Path) -> None:
     keep_costs({})
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"costs": []}', '{"costs": {"a": [1]}}', '{"costs": {"a": [-1, 0]}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"costs": []}',
+        '{"costs": {"a": [1]}}',
+        '{"costs": {"a": [-1, 0]}}',
+        '{"costs": {"a": [1, Infinity]}}',
+        '{"costs": {"a": [Infinity, 1]}}',
+        "[" * 100_000,
+    ],
+)
 def test_a_broken_file_has_no_costs(cache: Path, content: str) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text(content)
@@ -51,6 +64,16 @@ def test_a_broken_file_has_no_costs(cache: Path, content: str) -> None:
 
 def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    keep_costs({"a": Cost(1.0, 2)})
+    assert kept_costs() == {}
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(costs.Path, "home", home)
     keep_costs({"a": Cost(1.0, 2)})
     assert kept_costs() == {}
 
