@@ -32,6 +32,7 @@ class ReadKeywords(TypedDict, total=False):
     text_layer: Literal["auto", "always", "never"]
     jobs: int | None
     max_pages: int | None
+    max_characters: int | None
     question: str | None
     max_tokens: int | None
     cache_salt: str | None

@@ -31,6 +31,7 @@ _COUNTS = (
     "max_stored_bytes",
     "max_realtime_sessions",
     "max_document_pages",
+    "max_document_characters",
     "model_queue",
 )
 _SECONDS = ("header_seconds", "body_seconds", "send_seconds", "drain_seconds", "realtime_idle_seconds", "model_wait_seconds")
@@ -90,6 +91,8 @@ class ServerConfig:
         max_realtime_sessions: maximum number of open sessions of /v1/realtime; further ones get the status 429.
         realtime_idle_seconds: how long a session may send nothing; then it is closed.
         max_document_pages: maximum number of pages of a document that is sent to /v1/documents.
+        max_document_characters: maximum number of characters of the text layers of such a document, in which a line counts as
+            at least 32; further pages have an error.
         tool_call_parser: how the model writes tool calls: "auto" (found in its chat template, or else by its
             architecture), "none", or a name of `parsers.answer.PARSERS`.
         reasoning_parser: how the model writes its reasoning: "auto" (found in its chat template, or else by its
@@ -140,6 +143,7 @@ class ServerConfig:
     max_realtime_sessions: int = 64
     realtime_idle_seconds: float = 300.0
     max_document_pages: int = 500
+    max_document_characters: int = 5_000_000
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     exit_on_engine_death: bool = True

@@ -19,12 +19,17 @@ COMMENT = ": waiting\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy may hold events back
 
 
-async def events_of(chunks: AsyncGenerator[Mapping[str, Any], None], with_done: bool) -> AsyncGenerator[str, None]:
-    """Yield one event per chunk, and close the chunks at the end. `with_done`: `[DONE]` ends the stream."""
+async def events_of(chunks: AsyncGenerator[Mapping[str, Any] | str, None], with_done: bool) -> AsyncGenerator[str, None]:
+    """Yield one event per chunk, and close the chunks at the end.
+
+    Args:
+        chunks: a text is an event already.
+        with_done: `[DONE]` ends the stream.
+    """
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
-                yield to_event(chunk)
+                yield chunk if isinstance(chunk, str) else to_event(chunk)
         except Exception as error:  # the status was sent already
             yield to_event(error_body(stream_error(error))[1])
         else:

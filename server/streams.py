@@ -17,7 +17,7 @@ from .request_record import note_error, stream_error
 from .state import unless_disconnected
 
 T = TypeVar("T")
-Chunks = AsyncGenerator[Mapping[str, Any], None]
+Chunks = AsyncGenerator[Mapping[str, Any] | str, None]
 
 
 async def open_stream(

@@ -142,4 +142,5 @@ def patiently(function: Callable[[], T]) -> T:
 
 def _key(data: bytes, options: ReadOptions, reader: PageReader, policy: MediaPolicy) -> str:
     values = [RULES, hashlib.sha256(data).hexdigest(), options.text_layer, policy.pdf_dpi, policy.background, reader.digest]
+    values += [] if options.max_characters is None else [options.max_characters]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()

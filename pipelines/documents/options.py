@@ -16,6 +16,8 @@ from .ways import TextLayer
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:(-)\s*(\d{1,9})?\s*)?")
 _LAST = 1 << 31
+LINE_CHARACTERS = 32
+"""Characters that a line counts as, at least: its box takes memory, too."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class ReadOptions:
             page's picture.
         jobs: pages are inspected in so many codec workers at a time; None: one for each processor, at most 8.
         max_pages: pages of one document, longer ones are refused; None: `max_pdf_pages` of the media policy.
+        max_characters: characters of the text layers of one document, in which a line counts as at least `LINE_CHARACTERS`;
+            further pages are not read. None: no limit.
         question: the prompt beside each page that a model reads, as in `ocr`.
         max_tokens: maximum number of tokens of such a page.
         cache_salt: requests with different salts share no cache.
@@ -40,6 +44,7 @@ class ReadOptions:
     text_layer: TextLayer = "auto"
     jobs: int | None = None
     max_pages: int | None = None
+    max_characters: int | None = None
     question: str = QUESTION
     max_tokens: int | None = 4096
     cache_salt: str | None = None
@@ -51,7 +56,7 @@ class ReadOptions:
         if self.text_layer not in get_args(TextLayer):
             names = ", ".join(get_args(TextLayer))
             raise InputError(f"<<param=>>{short_repr(self.text_layer)}; the known ones are {names}", param="text_layer")
-        for name in ("jobs", "max_pages", "max_tokens"):
+        for name in ("jobs", "max_pages", "max_characters", "max_tokens"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InputError(f"<<param=>>{short_repr(value)} must be an integer of 1 or above", param=name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 
 from ...callers.errors import ErrorInfo, InputError
-from ...mm.media.page_facts import MAX_CHARS
+from ...mm.media.page_facts import MAX_CHARS, PageFacts
 from ...mm.media.policy import MediaPolicy
 from ...mm.tenants import tenant_of
 from ..files import NamedItem
@@ -18,7 +20,7 @@ from .costs import INSPECTED, CostClock, cost_of, keep_costs
 from .fold import folded
 from .inputs import OpenedDocument, facts_of, open_document, patiently, scale_of
 from .manifest import Manifest
-from .options import ReadOptions
+from .options import LINE_CHARACTERS, ReadOptions
 from .readers import PageReader, PageTask, info_of
 from .stop import ReadingStopped, StopSignal
 from .text_blocks import blocks_of, text_order
@@ -50,6 +52,8 @@ class DocumentReader:
     _unfinished: dict[int, OpenedDocument] = field(default_factory=dict)  # by index of the item, without bytes
     _waiting: list[tuple[OpenedDocument, PageTask]] = field(default_factory=list)  # for a batch of the model
     _clock: CostClock = field(default_factory=CostClock)
+    _characters: Counter[str] = field(default_factory=Counter)  # of text layers, by key of the document
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # of `_characters`
 
     def documents(self) -> Iterator[tuple[int, OpenedDocument]]:
         """Yield (index of the item, document) when all of its pages have records, or the document cannot be opened."""
@@ -114,6 +118,9 @@ class DocumentReader:
 
     def _read_chunk(self, document: OpenedDocument, numbers: list[int]) -> list[PageTask]:
         """Write the records of pages that no model has to read. Return the other pages."""
+        if (error := self._over_limit(document)) is not None:
+            self._finish(document, [PageRecord(number, reason="the document is too long", error=error) for number in numbers])
+            return []
         waiting, scale = list[PageTask](), scale_of(document.data, self.policy)
         with self._clock.measuring(INSPECTED, len(numbers)):
             inspected = list(facts_of(document.data, numbers, self.policy, tenant_of(self.options.cache_salt)))
@@ -126,6 +133,8 @@ class DocumentReader:
             task = PageTask(document.data, number, facts, way, reason, scale)
             if way == "blank":
                 self._finish(document, [task.record()])
+            elif way == "text_layer" and (error := self._over_limit(document, facts)) is not None:
+                self._finish(document, [task.record(error=error)])
             elif way == "text_layer":
                 cut = f"the last {facts.num_cut:,} characters of its text layer are left out, the limit is {MAX_CHARS:,}"
                 lines = [facts.lines[index] for index in text_order(facts.lines)]
@@ -136,6 +145,21 @@ class DocumentReader:
             else:
                 self._finish(document, self._results([task]))
         return waiting
+
+    def _over_limit(self, document: OpenedDocument, facts: PageFacts | None = None) -> ErrorInfo | None:
+        """Return the error of a document's further pages, or of a page whose text layer is too much; else count it."""
+        limit = self.options.max_characters
+        if limit is None:
+            return None
+        number = 0 if facts is None else max(sum(len(line.text) for line in facts.lines), LINE_CHARACTERS * len(facts.lines))
+        with self._lock:
+            self._characters[document.key] += number
+            value = self._characters[document.key]
+        if value <= limit:
+            return None
+        reason = f"the text layers of its document have {value:,} characters or more, the limit is {limit:,}"
+        reason = f"{reason}; give fewer pages, or a higher limit"
+        return ErrorInfo("over_limit", reason, param="max_characters", limit=limit, value=value)
 
     def _read_waiting(self, least: int) -> None:
         """Read pages with the model while at least so many wait for it."""

@@ -16,6 +16,7 @@ from ...pipelines.documents.api import PageDone
 from ...pipelines.documents.blocks import Document
 from ...pipelines.documents.projections import Projected, page_fields, project
 from ...pipelines.option_types import ReadKeywords
+from ..events import to_event
 from ..forms import read_form
 from ..model_routes import with_model
 from ..protocol.documents import DocumentForm
@@ -40,7 +41,11 @@ async def _read(request: Request, form: DocumentForm, data: bytes, name: str) ->
         events = _events(server, form, data, name, options)
         return await open_stream(request, events, partial(_resume, events), with_done=False)
     (document,) = await unless_disconnected(request, server.llm.read(data, **options))
-    fields = await asyncio.to_thread(_fields, server, form, document, name)
+    return await asyncio.to_thread(_response, server, form, document, name)  # a document may be large
+
+
+def _response(server: Server, form: DocumentForm, document: Document, name: str) -> Response:
+    fields = _fields(server, form, document, name)
     if form.response_format == "json":
         return JSONResponse(fields)
     return Response(fields["content"], media_type=_TYPES[form.response_format])
@@ -48,7 +53,9 @@ async def _read(request: Request, form: DocumentForm, data: bytes, name: str) ->
 
 def _options(request: Request, form: DocumentForm) -> ReadKeywords:
     options: ReadKeywords = {"pages": form.pages, "text_layer": form.text_layer}
-    options |= {"max_pages": server_of(request).config.max_document_pages, "cache_salt": cache_salt(request, form.cache_salt)}
+    config = server_of(request).config
+    options |= {"max_pages": config.max_document_pages, "max_characters": config.max_document_characters}
+    options["cache_salt"] = cache_salt(request, form.cache_salt)
     if form.question is not None:
         options["question"] = form.question
     if form.max_tokens is not None:
@@ -73,8 +80,8 @@ def _fields(server: Server, form: DocumentForm, document: Document, name: str) -
 
 async def _events(
     server: Server, form: DocumentForm, data: bytes, name: str, options: ReadKeywords
-) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield an event for each page that has been read, and the document."""
+) -> AsyncGenerator[dict[str, Any] | str, None]:
+    """Yield an event for each page that has been read, and the document's, which is a text already: it may be large."""
     loop, pages, num_done = asyncio.get_running_loop(), asyncio.Queue[PageDone | None](), 0
 
     def on_page(page: PageDone) -> None:  # called in other threads
@@ -89,13 +96,19 @@ async def _events(
             counts = {"pages_done": num_done, "page_count": page.num_pages}
             yield {"type": "document.page.done", "page": page.page, **counts, "way": page.way, "error": error}
         (document,) = await work
-        yield {"type": "document.done", "document": await asyncio.to_thread(_fields, server, form, document, name)}
+        yield await asyncio.to_thread(_last_event, server, form, document, name)
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
 
-async def _resume(events: AsyncGenerator[dict[str, Any], None], first: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+def _last_event(server: Server, form: DocumentForm, document: Document, name: str) -> str:
+    return to_event({"type": "document.done", "document": _fields(server, form, document, name)})
+
+
+async def _resume(
+    events: AsyncGenerator[dict[str, Any] | str, None], first: dict[str, Any] | str
+) -> AsyncGenerator[dict[str, Any] | str, None]:
     async with aclosing(events):
         yield first
         async for event in events:

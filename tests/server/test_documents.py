@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import threading
 
 import httpx
 import pytest
@@ -11,6 +13,7 @@ from http_server import TINY, listening
 from pdf_files import text_pdf
 from PIL import Image
 from sensorium.server.config import ServerConfig
+from sensorium.server.endpoints import documents
 from sensorium.server.state import Server
 from waiting import assert_idle, wait_until
 
@@ -104,15 +107,48 @@ def test_limits_on_pages(tiny):
         assert post(http, text_pdf([["one"]]), response_format="txt").text == "one\n"
 
 
-def test_reading_stops_when_the_client_leaves(tiny):
+def test_limits_on_characters(tiny):
+    server = tiny[1]
+    limited = Server(server.llm, ServerConfig(max_document_characters=100), "tiny-vl")
+    pdf = text_pdf([["one", "two"], ["three", "four"], []])
+    with listening(limited) as url, httpx.Client(base_url=url, timeout=240) as http:
+        found = post(http, pdf).json()
+        assert (found["failed_pages"], found["pages"][1]["error"]["code"]) == ([2], "over_limit")
+        assert post(http, pdf, pages="2-").json()["failed_pages"] == []
+
+
+def test_large_answers_are_written_in_threads(http, monkeypatch):
+    """The event loop does not stand still meanwhile."""
+    loops = []
+
+    def note(function):
+        def call(*args):
+            loops.append(asyncio._get_running_loop())
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(documents.JSONResponse, "render", note(documents.JSONResponse.render))
+    monkeypatch.setattr(documents, "to_event", note(documents.to_event))
+    assert post(http, PDF).json()["page_count"] == 2
+    assert events(post(http, PDF, stream="true"))[-1]["type"] == "document.done"
+    assert loops == [None, None]
+
+
+def test_reading_stops_when_the_client_leaves(tiny, monkeypatch):
     url, server = tiny
+    begun, request = [], server.engine.request
+    monkeypatch.setattr(server.engine, "request", lambda *args, **options: begun.append(None) or request(*args, **options))
     with (
         httpx.Client(base_url=url, timeout=240) as http,
         http.stream("POST", "/v1/documents", files={"file": ("a.tiff", scan(100))}, data={"stream": "true"}) as response,
     ):
         assert next(line for line in response.iter_lines() if line.startswith("event: ")) == "event: document.page.done"
-    wait_until(lambda: not server.engine.stats.running)
+    wait_until(lambda: not any(thread.name.startswith("sensorium-pages") for thread in threading.enumerate()))
+    number = len(begun)
+    assert 0 < number < 100
     assert_idle(server.llm)
+    assert len(begun) == number
 
 
 def test_the_document_describes_the_form(http):
