@@ -204,7 +204,7 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Free all cached blocks. Return False if there are sequences, whose blocks remain."""
         self.scheduler.reset_prefix_cache()
-        return not self.scheduler
+        return not self.scheduler.sequences
 
     def sleep(self) -> None:
         """Free weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.
