@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from ...callers.errors import BusyError, ErrorInfo, InputError, typed
+from ...callers.errors import BusyError, ErrorInfo, InputError, short_repr, typed
 from ...mm.media.isolate import run_isolated
 from ...mm.media.page_facts import PageFacts, page_facts
 from ...mm.media.pdf import POINTS, holds_pictures, is_pdf, open_pdf
@@ -72,7 +72,7 @@ def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, pol
         count = _count_pages(data, policy, tenant_of(options.cache_salt))
         ranges = pages_within(parse_pages(options.pages), count)
         if not ranges:
-            reason = f"it has {count:,} pages, and <<pages=>>{options.pages} names none of them; give other pages"
+            reason = f"it has {count:,} pages, and <<pages=>>{short_repr(options.pages)} names none of them; give other pages"
             raise InputError(reason, param="pages", code="over_limit", limit=count)
     except InputError as error:
         return document.failed(error.info)

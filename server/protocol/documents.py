@@ -14,7 +14,7 @@ class DocumentForm(Body):
 
     model_config = ConfigDict(strict=False)
     response_format: Literal["json", "md", "txt"] = "json"
-    pages: str | None = None
+    pages: str | None = Field(None, max_length=4096)
     text_layer: Literal["auto", "always", "never"] = "auto"
     question: str | None = None
     max_tokens: int | None = Field(None, ge=1)

@@ -80,6 +80,7 @@ def test_events(http):
         (b"%PDF-1.7", {}, "invalid_media", None),
         (PDF, {"pages": "9"}, "over_limit", "pages"),
         (PDF, {"pages": "x"}, "invalid_value", "pages"),
+        (PDF, {"pages": ",".join(["1"] * 4096)}, "invalid_input", "pages"),
         (PDF, {"response_format": "pdf"}, "invalid_input", "response_format"),
         (PDF, {"max_tokens": "0"}, "invalid_input", "max_tokens"),
         (PDF, {"model": "other"}, "model_not_found", "model"),
@@ -89,6 +90,11 @@ def test_errors(http, data, fields, code, param, stream):
     response = post(http, data, **fields, stream=stream)
     error = response.json()["error"]
     assert (response.status_code in (400, 404), error["code"], error["param"]) == (True, code, param)
+
+
+def test_errors_show_the_beginning_of_a_long_value(http):
+    error = post(http, PDF, pages=",".join(["9"] * 2000)).json()["error"]
+    assert (error["code"], error["param"], error["message"].count("9,") < 110) == ("over_limit", "pages", True)
 
 
 def test_a_page_that_fails_is_named(http):
