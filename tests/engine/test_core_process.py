@@ -246,6 +246,7 @@ def start(bodies):
     print(started.process.pid, flush=True)
     return started
 child.start_child = start
+threading.excepthook = lambda _: None  # the thread that loads may see the child's end
 threading.Thread(target=LLM, args=sys.argv[1:], kwargs={"engine_process": True}, daemon=True).start()
 while not process._cores:
     time.sleep(0.01)
