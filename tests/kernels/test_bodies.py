@@ -36,6 +36,12 @@ def rates(**by_body: tuple[float, ...]) -> bodies.Rates:
     return {name: dict(zip(ROWS, values, strict=False)) for name, values in by_body.items()}
 
 
+chooses = pytest.mark.skipif(
+    native.products() is None or os.environ.get("SENSORIUM_CPU") == "avx2",
+    reason="needs the C++ products with the newest instruction set of this CPU",
+)
+
+
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Choices are made in the test, and forgotten after it."""
@@ -158,7 +164,7 @@ def test_torch_multiplies_where_it_is_faster(pretend: Pretend) -> None:
             assert torch.equal(linear(x[:rows].to(dtype), weight), whole[:rows])
 
 
-@pytest.mark.skipif(native.products() is None, reason="needs the C++ products")
+@chooses
 def test_one_op_may_be_set(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("SENSORIUM_CPU", "linear_bfloat16=torch")
@@ -186,7 +192,7 @@ def test_nothing_is_measured_if_a_set_is_named(fresh: None, monkeypatch: pytest.
         assert set(bodies.bodies_in_use()) == {f"{op}={native.products()}" for op in bodies.OPS if native.products()}
 
 
-@pytest.mark.skipif(native.products() is None, reason="needs the C++ products")
+@chooses
 def test_rates_are_measured_once_and_kept(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     threads = torch.get_num_threads()
