@@ -82,7 +82,11 @@ def answer(page, index=0):
     return page.locator(".answer").nth(index).inner_text()
 
 
-def test_an_image_is_read(page):
+def test_an_image_is_read(page, tiny):
+    llm = tiny[1].llm.llm
+    llm.sleep()  # empties the caches, so that all stages are shown
+    llm.wake_up()
+    llm.reset_mm_cache()
     assert page.locator("#tasks label").all_inner_texts() == ["Ask", "Read", "Find"]
     page.get_by_text("Read", exact=True).click()
     add(page, "receipt1.png")
