@@ -145,7 +145,7 @@ def weights(folder: Path, name: str) -> Path:
 
 @dataclass
 class Heard:
-    """What a stream took: its final texts, the tokens of all passes, stable ones included, and the seconds of decoding."""
+    """The final texts of a stream, the tokens of all its passes (stable ones included), and the seconds of decoding."""
 
     texts: list[str] = field(default_factory=list)
     tokens: int = 0

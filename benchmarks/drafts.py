@@ -201,8 +201,8 @@ def main() -> None:
     if args.json:
         print(json.dumps({"overhead": share}), flush=True)
         return
-    how = ", ".join(filter(None, (args.dtype, args.quantization, f"cache {args.kv_cache_dtype}")))
-    head = f"{os.path.basename(args.model)}, {how}, {args.rounds} pairs. sensorium {sensorium.__version__} on {machine()}"
+    settings = ", ".join(filter(None, (args.dtype, args.quantization, f"cache {args.kv_cache_dtype}")))
+    head = f"{os.path.basename(args.model)}, {settings}, {args.rounds} pairs. sensorium {sensorium.__version__} on {machine()}"
     tail = f"A step in which nothing is verified takes {microseconds:.0f} microseconds longer, {share:.1%} of its time."
     table = [
         "| drafted from | temperature | tokens | drafted | accepted | speed of decoding, on / off |",

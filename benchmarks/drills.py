@@ -277,9 +277,9 @@ def _with_data(folder: str) -> list[str]:
 
 def _mounted(folder: str, size: str) -> list[str]:
     """Return a command that runs another one with a small tmpfs on a folder, which no other process sees."""
-    own = [] if os.getuid() == 0 else ["--map-root-user"]
+    user_flags = [] if os.getuid() == 0 else ["--map-root-user"]
     script = f'mount -t tmpfs -o size={size} none {shlex.quote(folder)} && exec "$@"'
-    return ["unshare", *own, "--mount", "sh", "-c", script, "sh"]
+    return ["unshare", *user_flags, "--mount", "sh", "-c", script, "sh"]
 
 
 def _upload(url: str, num_lines: int) -> httpx.Response:

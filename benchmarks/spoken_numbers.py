@@ -128,7 +128,7 @@ for file in json.load(sys.stdin):
 
 @dataclass(frozen=True)
 class Case:
-    """What a clip says, in words, and how espeak-ng says it."""
+    """A clip: its text, and the voice and speed with which espeak-ng says it."""
 
     kind: str
     text: str

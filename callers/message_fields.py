@@ -55,8 +55,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]], template: str | None) 
 
 def drop_unknown_fields(messages: Sequence[Mapping[str, Any]], template: str | None) -> tuple[list[dict[str, Any]], int]:
     """Return messages without their unknown fields, and how many there were. Tool calls stay as they are."""
-    known = {*_MESSAGE, *_EMPTY, *_words(template or "")}
-    kept = [{name: value for name, value in message.items() if name in known} for message in messages]
+    fields = {*_MESSAGE, *_EMPTY, *_words(template or "")}
+    kept = [{name: value for name, value in message.items() if name in fields} for message in messages]
     return kept, sum(len(message) for message in messages) - sum(len(message) for message in kept)
 
 

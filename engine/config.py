@@ -361,7 +361,7 @@ def _check_kernels(kernels: str) -> None:
     try:
         requested()
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error), param="SENSORIUM_CPU") from None
 
 
 def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:

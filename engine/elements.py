@@ -1,4 +1,4 @@
-"""What answers name, for the folders that import the engine and not `processors`."""
+"""The elements of answers (boxes, tables, formulas), for folders that may import the engine but not `processors`."""
 
 from __future__ import annotations
 

@@ -266,9 +266,9 @@ class Engine(NotPicklable):
             MediaError: an item would be refused.
         """
         if modality := modality_of_path(prompt):
-            how = f'give {{"multi_modal_data": {{"{modality}": path}}}}'
+            advice = f'give {{"multi_modal_data": {{"{modality}": path}}}}'
             raise InputError(
-                f"<<param=>>{short_repr(prompt)} is a text to plan, but a file has this name; {how}", param="prompt"
+                f"<<param=>>{short_repr(prompt)} is a text to plan, but a file has this name; {advice}", param="prompt"
             )
         prompt = builtin_copy(prompt, "prompt", "the prompt")
         if isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt):
@@ -342,10 +342,10 @@ class Engine(NotPicklable):
             task = task_without_head(self.info)
             if task is not None and not self.speech:
                 raise InputError(f"this model does not chat: {task}", code="unsupported")
-            how = "<<give_template_or_prompt>>"
+            advice = "<<give_template_or_prompt>>"
             if self.speech:
-                how = "this model transcribes speech: <<transcribe_or_prompt>>"
-            raise InputError(f"the checkpoint has no chat template; {how}", code="unsupported")
+                advice = "this model transcribes speech: <<transcribe_or_prompt>>"
+            raise InputError(f"the checkpoint has no chat template; {advice}", code="unsupported")
         request = {name: options.pop(name) for name in REQUEST_KEYS if name in options}
         variables = options.pop("chat_template_kwargs", None) or {}
         return {**variables, **options, "template": template, "isolated": template != self._template}, request

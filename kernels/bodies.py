@@ -184,7 +184,7 @@ def requested() -> Mapping[str, str]:
     for part in text.split(","):
         op, _, name = map(str.strip, part.partition("="))
         if op not in OPS or name not in (*native.LEVELS, "onednn", "torch"):
-            how = f"an op is one of {', '.join(OPS)}, and a body one of {', '.join(native.LEVELS)}, onednn and torch"
-            raise ValueError(f"SENSORIUM_CPU has {part[:60]!r}, which is not op=body; {how}")
+            allowed = f"an op is one of {', '.join(OPS)}, and a body one of {', '.join(native.LEVELS)}, onednn and torch"
+            raise ValueError(f"SENSORIUM_CPU has {part[:60]!r}, which is not op=body; {allowed}")
         table[op] = name
     return table

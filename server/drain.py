@@ -1,4 +1,4 @@
-"""What becomes of the requests that are in progress at a shutdown's time limit."""
+"""Ends the requests that are still in progress at the time limit of a shutdown, each with an error."""
 
 from __future__ import annotations
 

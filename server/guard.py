@@ -32,14 +32,14 @@ PRIORITY = "sensorium.priority"
 """Key of a scope: the request's priority in the engine. The smallest is served first; requests from clients have 0."""
 HELD_BYTES = "sensorium.held_bytes"
 """Key of a scope: bytes of the request's body and of the uploaded files that it has loaded; of a line of a batch, of the files
-alone. They count until its end; whoever keeps them longer sets this to 0 and subtracts them later."""
+alone. They count until its end. Code that keeps them longer sets this to 0 and subtracts them later."""
 CONNECTION = "sensorium.connection"
 """Key of a scope: the request's Connection. Only requests over the server's own connections have it."""
 MAX_VALUES = 1 << 20
 """Most commas and opening brackets of a JSON body: parsing 256 MiB of `[],[],` takes many seconds."""
 _KEY_PROTOCOL, _BASE64_PROTOCOL = "openai-insecure-api-key.", "sensorium-api-key-base64url."
 _SINGLE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-length")
-"""Headers that no request may have twice: whoever reads the first and whoever reads the last would disagree."""
+"""Headers that no request may have twice, because a proxy could read the first one and the server the last one."""
 _CANCEL = re.compile(r"/v1/(responses|batches)/[^/]+/cancel")
 _OPEN = {"/health", "/ready", *PAGE_FILES, *SAMPLE_FILES}  # for load balancers and the page, which have no key
 

@@ -62,18 +62,18 @@ class SuffixProposer:
         """Return where the last source goes on, or 0 if it differs for too long."""
         if not self._source or not 0 <= len(token_ids) - self._end <= _NEW:
             return 0
-        place = self._source
+        position = self._source
         for end in range(self._end, len(token_ids)):
             token = token_ids[end]
-            if token_ids[place] == token:
-                place, self._misses = place + 1, 0
+            if token_ids[position] == token:
+                position, self._misses = position + 1, 0
                 continue
-            self._anchor = self._anchor if self._misses else place
+            self._anchor = self._anchor if self._misses else position
             self._misses += 1
             near = range(self._anchor, min(self._anchor + _NEAR, end))
-            place = next((other for other in near if token_ids[other] == token), self._anchor + self._misses - 1) + 1
-        self.matched = match_length(token_ids, place, token_ids, self._longest)
-        return place if self._misses <= _NEAR else 0
+            position = next((other for other in near if token_ids[other] == token), self._anchor + self._misses - 1) + 1
+        self.matched = match_length(token_ids, position, token_ids, self._longest)
+        return position if self._misses <= _NEAR else 0
 
     def _read(self, token_ids: Sequence[int]) -> None:
         """Add the n-grams of new tokens. Entries of replaced tokens remain; comparing the tokens rejects them."""

@@ -77,9 +77,9 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messag
     if isinstance(messages, Iterator):
         return list(messages)  # type: ignore[arg-type]
     if not isinstance(messages, list | tuple):
-        how = "; give [message]" if isinstance(messages, Mapping) else ""
-        how = '; give [{"role": "user", "content": text}]' if isinstance(messages, str) else how
-        raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}{how}")
+        advice = "; give [message]" if isinstance(messages, Mapping) else ""
+        advice = '; give [{"role": "user", "content": text}]' if isinstance(messages, str) else advice
+        raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}{advice}")
     nested = [isinstance(entry, list | tuple) for entry in releasing_gil(messages)]
     if nested and all(nested):
         return list(messages)  # type: ignore[arg-type]
@@ -124,18 +124,18 @@ def unknown_argument(name: str, allowed: Collection[str], where: str = "") -> In
     """Return the error about an unknown argument of a call that may take sampling_params."""
     is_sampling = "sampling_params" in allowed and name in SamplingParams.__dataclass_fields__
     if is_sampling and name == "n" and not _ONE_ANSWER.isdisjoint(allowed):
-        how = "there is one answer for each input; leave it out"
+        advice = "there is one answer for each input; leave it out"
     elif is_sampling and name not in UNUSED_PARAMS:
-        how = f"give sampling_params=SamplingParams({name}=...)"
+        advice = f"give sampling_params=SamplingParams({name}=...)"
     elif "prompts" in allowed and name in REQUEST_KEYS:
-        how = 'give it as a key of the prompt: {"prompt": ..., "' + name + '": ...}'
+        advice = 'give it as a key of the prompt: {"prompt": ..., "' + name + '": ...}'
     elif "prompts" in allowed and name in ("prompt_token_ids", "prompt_embeds"):
-        how = 'give it as a prompt: {"' + name + '": ...}'
+        advice = 'give it as a prompt: {"' + name + '": ...}'
     elif is_sampling and not advice_about(name, allowed) and UNUSED_PARAMS[name][1]:
-        how = UNUSED_PARAMS[name][1]
+        advice = UNUSED_PARAMS[name][1]
     else:
-        how = hint(name, allowed)
-    return InputError(f"unknown argument {short_repr(name, 40)}{where}; {how}", code="unknown_name", value=name, param=name)
+        advice = hint(name, allowed)
+    return InputError(f"unknown argument {short_repr(name, 40)}{where}; {advice}", code="unknown_name", value=name, param=name)
 
 
 def read_chat_options(options: Mapping[str, Any], max_template_chars: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .sequence_state import SequenceState
 
 @dataclass(frozen=True, eq=False)
 class ComputedPart:
-    """What a step computed of one sequence.
+    """The part of one sequence that a step has computed.
 
     Args:
         states: `[task.num_tokens, width]`, its rows of `Predictor.states`.

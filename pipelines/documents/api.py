@@ -43,7 +43,7 @@ class PageDone:
 
 @dataclass(frozen=True)
 class _Hooks:
-    """What differs between the two faces: how the tasks of a batch of pages are run, and who is told."""
+    """Functions that `LLM.read` and `AsyncLLM.read` give differently: one runs the tasks of pages, others report progress."""
 
     run: Callable[[list[Task[Page]]], list[Page]] | None = None
     on_document: Callable[[], object] = lambda: None

@@ -1,4 +1,4 @@
-"""What only several pages tell: headers, footers and page numbers, and paragraphs that go on over a page."""
+"""Finds headers, footers and page numbers, and joins paragraphs that go on over a page, by comparing several pages."""
 
 from __future__ import annotations
 

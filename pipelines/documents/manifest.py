@@ -90,7 +90,7 @@ class Manifest:
                 self._base.close()
 
     def give_back(self) -> None:
-        """Give all leases back, from the handler of a signal: whoever waits for the lock or the file's lock may never get it.
+        """Give all leases back from the handler of a signal. It does not wait for locks, which the interrupted code may hold.
 
         Pages in work then count as interrupted, not as such that have ended their process.
         """

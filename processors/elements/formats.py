@@ -17,7 +17,7 @@ from .tagged import BOX_REF, BOX_REF_MD, OBJECT_REF_BOX, REF_BOX, REF_DET, find_
 MAX_ELEMENTS = 10_000
 MAX_CHARACTERS = 1_000_000  # of an answer; the rest is not searched
 HTML_BOX = "data-bbox"
-"""What HTML with boxes has and JSON has not."""
+"""The attribute that distinguishes HTML with boxes from JSON."""
 _OTSL_STARTS = ("<fcel>", "<ecel>", "<ched>", "<rhed>", "<srow>")
 MAX_LABEL = 200  # characters; several elements share a label
 

@@ -31,7 +31,7 @@ class AnswerWriter(ABC):
 
     @property
     def needs_deltas(self) -> bool:
-        """Whether the tokens of reasoning, or of each block, can only be counted in outputs of single tokens."""
+        """True if the answer is needed as deltas also without a stream, because tokens are counted block by block."""
         return self._chat.params.logprobs is not None or self._chat.server.answer_format.reasoning is not None
 
     async def _events(self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[Event, None]:

@@ -268,7 +268,7 @@ async def _resume(first: dict[str, Any], events: AsyncGenerator[dict[str, Any], 
 
 @dataclass(frozen=True)
 class EventDetails:
-    """What events of a streamed transcription have beside their text.
+    """Options of the events of a streamed transcription: what they have beside their text.
 
     Args:
         usage: each text comes with the usage of the windows so far.

@@ -154,7 +154,7 @@ class MessageWriter(AnswerWriter):
 
     @property
     def _is_written(self) -> bool:
-        """Whether the open block is in the message: no block of a request that only reads the prompt is."""
+        """True if the message gets the open block: not if max_tokens is 0, and not if it is reasoning that is left out."""
         hides = self._block["type"] == "thinking" and self._chat.body.include_reasoning is False
         return self._body.max_tokens > 0 and not hides
 

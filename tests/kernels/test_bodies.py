@@ -180,8 +180,9 @@ def test_one_op_may_be_set(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize("text", ["linear=avx2", "linear_int8=avx1024", "linear_int8=avx2,", "=", "linear_int8=avx2=avx2"])
 def test_a_wrong_setting_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SENSORIUM_CPU", text)
-    with pytest.raises(ConfigError, match="which is not op=body; an op is one of linear_float32"):
+    with pytest.raises(ConfigError) as raised:
         EngineConfig("")
+    assert raised.value.info.param == "SENSORIUM_CPU"
 
 
 def test_nothing_is_measured_if_a_set_is_named(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ class Ovis2(OvisModel):
         *TEXT_PREFIXES,
     )
     defaults: Mapping[str, Any] = {"tie_word_embeddings": True}
-    """Of config.json, as transformers' class has them."""
+    """Values of the keys that config.json leaves out, as transformers' class has them."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         config = {**self.defaults, **config}

@@ -271,15 +271,19 @@ def test_greedy_tokens_after_a_prefix_hit(row: Family, loaded: LoadedModels) -> 
 @pytest.mark.sampled
 @each
 def test_greedy_tokens_when_preempted(row: Family, loaded: LoadedModels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The KV cache holds little more than one of the sequences, but states for all of them."""
+    """The KV cache holds little more than one of the sequences, but states and cross-attention rows for all of them."""
     alone = loaded.alone(row.name)
     prepared = [loaded.llm(row.name).engine.inputs.process(answered.question.ours) for answered in alone]
     crossed = max(sum(item.range.num_embeds for item in one.cross) for one in prepared)
-    longest = max(crossed, max(len(answered.prompt) for answered in alone) + TOKENS)
+    decoded = max(len(answered.prompt) for answered in alone) + TOKENS
+    longest = max(crossed, decoded)
     specs = loaded.llm(row.name).engine.loop.core.executor.runner.model.cache_specs
     blocks = -(-longest // BLOCK) + 8
-    if any(spec.kind == "state" for spec in specs):
-        counts = tuple(20 if group.spec.kind == "state" else blocks for group in group_layers(specs))
+    fixed = {"state": 20}
+    if crossed:
+        fixed |= {"cross": len(alone) * -(-crossed // BLOCK), "full": -(-decoded // BLOCK) + 1}
+    if any(spec.kind in ("state", "cross") for spec in specs):
+        counts = tuple(fixed.get(group.spec.kind, blocks) for group in group_layers(specs))
         monkeypatch.setattr(loader, "num_cache_blocks", lambda *sizes: counts)
     room = blocks * sum(spec.block_bytes(BLOCK) for spec in specs)
     llm = make_llm(row, loaded.folder(row.name), max_model_len=longest, kv_cache_memory_bytes=room, max_num_seqs=4)

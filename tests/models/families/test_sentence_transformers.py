@@ -122,8 +122,9 @@ def test_several_modes_are_joined(model: Any, words: Any, tmp_path: Path, new: b
     with LLM(save(tmp_path / "model", model, words, pooling), max_num_seqs=4) as llm:
         (found,) = llm.embed(TEXTS[0], use_tqdm=False)
         (single,) = llm.embed(TEXTS[0], pooling="mean", use_tqdm=False)
-        with pytest.raises(InputError, match="dimensions=129 must be between 1 and 128"):
+        with pytest.raises(InputError) as raised:
             llm.embed("a", dimensions=2 * WIDTH + 1)
+    assert raised.value.info.param == "dimensions"
     rows = hidden(model, words, TEXTS[0])
     weights = torch.arange(1.0, len(rows) + 1)
     assert (found.vector - torch.cat([MODES[mode][1](rows, weights) for mode in modes])).abs().max() < 1e-4
