@@ -162,11 +162,7 @@ class Engine(NotPicklable):
         request_id: str | None = None,
         **chat: Unpack[ChatOptions],
     ) -> RequestHandle:
-        """Make a request for one prompt or one conversation (a list of messages), for `serve` or `AsyncLLM.answer`.
-
-        Raises:
-            InputError: an argument has a wrong type or is unknown.
-        """
+        """Make a request for one prompt or conversation; see `LLM.request`."""
         if prompt is None or isinstance(prompt, bytes | int | float):
             reason = f"a prompt must be a string, a mapping, token ids or a list of messages, not {typed(prompt)}"
             raise InputError(reason, code="invalid_value", param="prompt")
@@ -196,31 +192,14 @@ class Engine(NotPicklable):
         return RequestHandle(RequestInput(parse, SamplingParams(max_tokens=1), salt=find_salt(prompt)))
 
     def sleep(self, level: int = 1) -> None:
-        """Free the memory of weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.
-
-        The tokenizer, the cache of processed items, and encoder rows in `encoder_cache_dir` are kept.
-
-        Args:
-            level: 1 or 2 as in vLLM; both do the same here.
-
-        Raises:
-            InputError: requests are being served, live sessions are open, or the engine was closed.
-        """
+        """Free the memory of weights and caches; see `LLM.sleep`."""
         check_sleep_level(level)
         with self._sleep_lock:
             self.loop.sleep().result()
             self.talker = None
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Read the weights again, with empty caches. Do nothing if the engine is awake.
-
-        Args:
-            tags: "weights" and "kv_cache" as in vLLM; any of them wakes all.
-
-        Raises:
-            CheckpointError: the checkpoint was changed meanwhile, or cannot be read.
-            InputError: there is too little memory, or the engine was closed.
-        """
+        """Read the weights again, with empty caches; see `LLM.wake_up`."""
         with self._sleep_lock:
             self.loop.wake_up().result()
             if self.talker is None and self._load_talker is not None:
@@ -254,17 +233,7 @@ class Engine(NotPicklable):
     def plan(
         self, prompt: object, mm_processor_kwargs: Mapping[str, Any] | None = None, cache_salt: str | None = None
     ) -> list[ItemPlan]:
-        """Return the tokens, encoder rows and bytes of each item from the headers of its media. Nothing is decoded.
-
-        Args:
-            prompt: a prompt as in `generate`, or messages as in `chat`. Its text is optional, as in
-                `{"multi_modal_data": {...}}`; that of messages is not read.
-            mm_processor_kwargs, cache_salt: options of this request.
-
-        Raises:
-            InputError: the prompt has another form.
-            MediaError: an item would be refused.
-        """
+        """Return the sizes of the items from their headers; see `LLM.plan`."""
         if modality := modality_of_path(prompt):
             advice = f'give {{"multi_modal_data": {{"{modality}": path}}}}'
             raise InputError(
