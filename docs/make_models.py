@@ -86,10 +86,10 @@ def architectures(names: Sequence[str]) -> str:
 
 def write() -> str:
     rows: dict[str, list[str]] = {name: [] for name in GROUPS}
-    architectures = native_architectures()
-    for family in sorted({row.family for row in architectures.values()}):
-        names = [name for name, row in architectures.items() if row.family == family]
-        infos, note = [resolve(architectures[name].processing) for name in names], load_family(family)
+    by_name = native_architectures()
+    for family in sorted({row.family for row in by_name.values()}):
+        names = [name for name, row in by_name.items() if row.family == family]
+        infos, note = [resolve(by_name[name].processing) for name in names], load_family(family)
         modalities = dict.fromkeys(name for info in infos for name in info.modalities)
         suite = row_file(family)
         tests = [] if suite is None else [f"[suite](../tests/families/{suite.name})"]

@@ -114,7 +114,7 @@ def test_formats_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert '<section id="page-2" data-way="text_layer">' in out
     assert "first page" not in out
     assert main(["read", str(path), "--pages", "7-9"]) == 2
-    assert "it has 2 pages, and --pages 7-9 names none of them" in capsys.readouterr().err
+    assert "it has 2 pages, and --pages '7-9' names none of them" in capsys.readouterr().err
     for pages in ("", "3-1", "0", "a", "1,,2"):
         assert main(["read", str(path), "--pages", pages]) == 2
         assert "names no pages; give numbers from 1 and ranges" in capsys.readouterr().err
