@@ -21,6 +21,7 @@ import msgspec
 from ...callers.errors import ConfigError, ErrorInfo, SensoriumError, is_disk_full
 from .blocks import PageRecord
 from .owner import has_ended, new_owner
+from .stop import ReadingStopped
 
 _log = logging.getLogger(__name__)
 LEASE_SECONDS = 60.0
@@ -58,6 +59,7 @@ class Manifest:
 
     def __init__(self, path: Path | None) -> None:
         self._lock, self._path = threading.RLock(), path
+        self._gives_back = False  # a signal ends the process, which leases nothing more
         self.owner = new_owner()
         try:
             self._base = _connect(path)
@@ -90,12 +92,18 @@ class Manifest:
                 self._base.close()
 
     def give_back(self) -> None:
-        """Give all leases back from the handler of a signal. It does not wait for locks, which the interrupted code may hold.
+        """Give all leases back from the handler of a signal, after which the process ends. Nothing is leased any more.
 
-        Pages in work then count as interrupted, not as such that have ended their process.
+        Pages in work then count as interrupted, not as such that have ended their process. It does not wait for the lock of
+        another thread, and rolls back a transaction of the code that the signal has interrupted.
         """
         if self._path is None:
             return
+        self._gives_back = True
+        if self._lock.acquire(blocking=False):  # it is free, or the interrupted code of this thread holds it
+            if self._base.in_transaction:
+                self._base.rollback()
+            self._lock.release()
         with suppress(sqlite3.Error), closing(_connect(self._path, _GIVE_BACK_SECONDS)) as base:
             base.execute(_GIVE_BACK, (self.owner,))
 
@@ -117,10 +125,15 @@ class Manifest:
 
         A page that was begun before is leased alone, in case it has ended the process that read it, and the last time only if
         this process reads no other page. A page with which `MAX_DEATHS` processes have ended gets a record with an error.
+
+        Raises:
+            ReadingStopped: the leases were given back.
         """
         now, numbers, lost = time.time(), dict[int, int](), list[int]()  # `numbers`: with the deaths of each page
         self._check_leases()
         with self._transaction():
+            if self._gives_back:
+                raise ReadingStopped
             with closing(self._waiting("number, owner, until, attempts, deaths", document, ranges)) as rows:
                 for number, owner, until, attempts, deaths in rows:
                     if numbers and attempts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +38,7 @@ from sensorium.pipelines.documents.options import OutputOptions, ReadOptions, pa
 from sensorium.pipelines.documents.projections import Projected, project
 from sensorium.pipelines.documents.read import TRANSIENT, DocumentReader
 from sensorium.pipelines.documents.readers import LinesReader, ModelReader, NoReader
+from sensorium.pipelines.documents.stop import ReadingStopped
 from sensorium.pipelines.documents.text_blocks import blocks_of, join_lines, reading_order
 from sensorium.pipelines.documents.ways import choose_way, why_not_trusted
 from sensorium.pipelines.ocr_prompts import PROMPTS
@@ -618,3 +621,20 @@ def test_a_signal_counts_as_no_death(tmp_path: Path) -> None:
         assert other._base.execute("SELECT SUM(deaths) FROM pages").fetchone() == (0,)
     with Manifest(None) as memory:
         memory.give_back()
+
+
+def test_nothing_is_leased_after_a_signal(tmp_path: Path) -> None:
+    """Neither by another thread, nor by a transaction that the signal has interrupted."""
+    base = Manifest(tmp_path / "m")
+    base.add("a", ALL)
+    assert base.claim("a", ALL, 2) == [1, 2]
+    base._lock.acquire()
+    base._base.execute("BEGIN IMMEDIATE")
+    base._base.execute("UPDATE pages SET owner=?", (base.owner,))
+    base.give_back()
+    base._lock.release()
+    with pytest.raises(ReadingStopped):
+        base.claim("a", ALL, 2)
+    base._end.set()  # not closed: the process has ended
+    with closing(sqlite3.connect(tmp_path / "m")) as stored:
+        assert stored.execute("SELECT COUNT(*) FROM pages WHERE owner IS NOT NULL").fetchone() == (0,)
