@@ -55,7 +55,7 @@ def _feed(sink: _Sink, value: object, depth: int) -> None:
         _write_value(sink, b"bytes", value)
     elif isinstance(value, str):
         _write_value(sink, b"str", value.encode("utf-8", "surrogatepass"))
-    elif isinstance(value, Sequence):
+    elif isinstance(value, Sequence) and not isinstance(value, range):  # a range may have more entries than memory
         _write_tag(sink, b"list", len(value))
         for entry in value:
             _feed(sink, entry, depth + 1)

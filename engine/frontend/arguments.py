@@ -45,7 +45,7 @@ _FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
 
 
 def check_sleep_level(level: int) -> None:
-    if level not in (1, 2):
+    if not isinstance(level, int) or level not in (1, 2):
         raise InputError(f"<<param=>>{short_repr(level)} must be 1 or 2; both do the same", code="invalid_value", param="level")
 
 

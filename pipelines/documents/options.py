@@ -51,6 +51,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check_type("pages", self.pages, str, type(None))
+        check_type("text_layer", self.text_layer, str)
         check_type("question", self.question, str)
         check_type("cache_salt", self.cache_salt, str, type(None))
         if self.text_layer not in get_args(TextLayer):
@@ -69,11 +70,20 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where `read` writes documents, and how; see the arguments of `LLM.read`."""
+    """Where `read` writes documents, and how; see the arguments of `LLM.read`.
+
+    Raises:
+        InputError: an option has a wrong type.
+    """
 
     output_dir: str | os.PathLike[str] | None = None
     output_format: str = "md"
     resume: bool = False
+
+    def __post_init__(self) -> None:
+        check_type("output_dir", self.output_dir, str, os.PathLike, type(None))
+        check_type("output_format", self.output_format, str)
+        check_type("resume", self.resume, bool)
 
 
 def parse_pages(text: str | None) -> Ranges:

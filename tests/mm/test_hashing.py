@@ -84,6 +84,7 @@ def test_views_and_lazy_tensors():
 
 OTHERS = [
     ({1}, "a set cannot be hashed"),
+    (range(10**12), "a range cannot be hashed"),
     (object(), "an object cannot be hashed"),
     (np.array([object()]), "an array of object cannot be hashed"),
     (np.zeros(2, "M8[s]"), "an array of datetime64"),

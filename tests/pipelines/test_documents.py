@@ -638,3 +638,19 @@ def test_nothing_is_leased_after_a_signal(tmp_path: Path) -> None:
     base._end.set()  # not closed: the process has ended
     with closing(sqlite3.connect(tmp_path / "m")) as stored:
         assert stored.execute("SELECT COUNT(*) FROM pages WHERE owner IS NOT NULL").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (OutputOptions, {"output_format": [[]]}),
+        (OutputOptions, {"output_dir": 3}),
+        (OutputOptions, {"resume": b"x"}),
+        (ReadOptions, {"text_layer": [[]]}),
+    ],
+    ids=lambda value: "".join(value) if isinstance(value, dict) else "",
+)
+def test_options_of_other_types_are_refused(kind: type, options: dict[str, object]) -> None:
+    with pytest.raises(InputError) as caught:
+        kind(**options)
+    assert caught.value.info.param == next(iter(options))

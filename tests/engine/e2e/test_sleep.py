@@ -105,6 +105,14 @@ def test_a_sleeping_engine_refuses_requests(llm: LLM) -> None:
     assert answers(llm)
 
 
+@pytest.mark.parametrize("level", [0, 3, None, "1", torch.zeros(3).to_sparse()], ids=["0", "3", "None", "text", "tensor"])
+def test_wrong_levels_are_refused(llm: LLM, level: object) -> None:
+    with pytest.raises(InputError) as caught:
+        llm.sleep(level)  # type: ignore[arg-type]
+    assert caught.value.info.param == "level"
+    assert not llm.asleep
+
+
 def test_sleep_is_refused_while_requests_run(llm: LLM) -> None:
     session, loop = llm.live("The sky", GREEDY), llm.engine.loop
     first = session.answer()
