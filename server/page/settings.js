@@ -25,12 +25,11 @@ export function startSettings() {
   byId("open-settings").addEventListener("click", () => {
     const kept = getSettings();
     for (const name of FIELDS) byId(name).value = kept[name] ?? "";
-    dialog.returnValue = "";
     dialog.showModal();
   });
   byId("reset-settings").addEventListener("click", () => FIELDS.forEach((name) => (byId(name).value = "")));
   byId("cancel-settings").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("close", () => dialog.returnValue === "save" && keep());
+  dialog.querySelector("form").addEventListener("submit", keep); // before the dialog closes; its event "close" comes later
 }
 
 /** Return what the server tells about a model as a list. */
