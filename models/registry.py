@@ -111,7 +111,7 @@ _NAMES: dict[str, str] = {
     "audioflamingo3": "AudioFlamingo3ForConditionalGeneration MusicFlamingoForConditionalGeneration",
     "aya_vision": "AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration",
     "bagel": "Bagel BagelForConditionalGeneration",
-    "bee": "BeeForConditionalGeneration",
+    "bee": "BeeForConditionalGeneration RForConditionalGeneration",
     "cohere_asr": "CanaryForConditionalGeneration CohereAsrForConditionalGeneration",
     "colpali": (
         "ColModernVBertForRetrieval ColPali ColPaliForRetrieval ColQwen2 ColQwen2ForRetrieval "

@@ -1,10 +1,12 @@
-"""Bee in the parity suite.
+"""Bee and R-4B in the parity suite.
 
-transformers has no class for it; the oracle is its LLaVA-OneVision with Qwen3 and the projector of the published code.
+transformers has no class for them; the oracle is its LLaVA-OneVision with Qwen3 and the projector of the published code.
 """
 
 import functools
 import json
+from dataclasses import replace
+from functools import partial
 
 import torch
 from family import IMAGE_SIZES, Family, call_processor
@@ -22,30 +24,31 @@ SLIVERS = [(2, 100), (3, 200), (3, 100)]  # unpadding leaves nothing of their ti
 
 
 class Projector(nn.Module):
-    def __init__(self, width, hidden):
+    def __init__(self, width, inner, hidden):
         super().__init__()
         self.pre_norm = nn.LayerNorm(width, eps=1e-6)
-        self.linear_1, self.linear_2 = nn.Linear(width, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.linear_1, self.linear_2 = nn.Linear(width, inner), nn.Linear(inner, hidden)
 
     def forward(self, rows):
         return self.linear_2(nn.functional.gelu(self.linear_1(self.pre_norm(rows))))
 
 
 @functools.cache
-def oracle_class():
+def oracle_class(expansion):
     ensure_torchvision()
     import transformers as tf
 
     class Bee(tf.LlavaOnevisionForConditionalGeneration):
         def __init__(self, config):
             super().__init__(config)
-            self.model.multi_modal_projector = Projector(config.vision_config.hidden_size, config.text_config.hidden_size)
+            hidden = config.text_config.hidden_size
+            self.model.multi_modal_projector = Projector(config.vision_config.hidden_size, expansion * hidden, hidden)
 
     return Bee
 
 
-def build(seed, tie=False, text="qwen3", layer=-1, most=3):
-    kind = oracle_class()
+def build(seed, tie=False, text="qwen3", layer=-1, most=3, expansion=4):
+    kind = oracle_class(expansion)
     import transformers as tf
 
     specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
@@ -70,17 +73,17 @@ def build(seed, tie=False, text="qwen3", layer=-1, most=3):
     return model, tf.LlavaOnevisionProcessor(images, words, videos, num_image_tokens=16, **aspect)
 
 
-def finish(folder):
+def finish(folder, name="Bee"):
     """Write the architecture, and the options of the processor that transformers reads."""
     config = json.loads((folder / "config.json").read_text())
-    named = {"architectures": ["BeeForConditionalGeneration"], "model_type": "bee"}
+    named = {"architectures": [f"{name}ForConditionalGeneration"], "model_type": name}
     (folder / "config.json").write_text(json.dumps(config | named))
     chosen = CHOSEN | {"vision_aspect_ratio": config["vision_aspect_ratio"]}
     (folder / "processor_config.json").write_text(json.dumps(chosen))
 
 
-def load(folder):
-    kind = oracle_class()
+def load(folder, expansion=4):
+    kind = oracle_class(expansion)
     import transformers as tf
 
     known = json.loads((folder / "config.json").read_text())
@@ -102,7 +105,7 @@ def tensors(inputs, features):
         yield "pixel_values", ours, theirs.view(-1, *ours.shape[1:])[:tiles]
 
 
-FAMILY = Family(
+BEE = Family(
     "bee",
     build,
     placeholders={"image": "<image>"},
@@ -132,3 +135,12 @@ FAMILY = Family(
         ],
     },
 )
+R = replace(
+    BEE,
+    name="r_4b",
+    build=partial(build, expansion=1),
+    finish=partial(finish, name="R"),
+    load=partial(load, expansion=1),
+    variants={"tied": {"tie": True}},
+)
+FAMILIES = [BEE, R]

@@ -1,4 +1,4 @@
-"""Input processing of Bee: that of LLaVA-OneVision without videos."""
+"""Input processing of Bee and R-4B: that of LLaVA-OneVision without videos."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..llava.processing import ONEVISION_KWARGS, SIGLIP_TOWER, LlavaNextProcessi
 
 
 class BeeProcessingInfo(LlavaNextProcessingInfo):
-    """ProcessingInfo of Bee."""
+    """ProcessingInfo of Bee and R-4B."""
 
     placeholders = {"image": ("image_token_id", "image_token_index", "<image>")}
     valid_kwargs = {"image": ONEVISION_KWARGS}
