@@ -322,8 +322,10 @@ _warned = False
 def _ask(
     request: WorkerRequest, data: bytes, memory: int, tenant: str | None = None, require: bool = False
 ) -> tuple[WorkerReply, list[memoryview]]:
-    began = _closes
-    worker, interrupt = _take(request.module, tenant, require), _interrupt.get()
+    began, interrupt = _closes, _interrupt.get()
+    if interrupt is not None:
+        interrupt.check()  # before a worker starts
+    worker = _take(request.module, tenant, require)
     asked = time.monotonic()
     try:
         with watching(worker.kill):

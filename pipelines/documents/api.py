@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,7 +124,9 @@ def _read(
         reading = DocumentReader(items, reader, options, policy, manifest, tell, hooks.stop)
         for index, opened in reading.documents():
             document = load(opened, manifest)
-            documents[index] = document if folder is None else _write(folder, index, document, manifest.owner)
+            if folder is not None:
+                document = hooks.stop.run(partial(_write, folder, index, document, manifest.owner))
+            documents[index] = document
             hooks.on_document()
         if folder is not None:
             folder.clean(manifest.owner)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -56,8 +57,11 @@ class DocumentReader:
     _lock: threading.Lock = field(default_factory=threading.Lock)  # of `_characters`
 
     def documents(self) -> Iterator[tuple[int, OpenedDocument]]:
-        """Yield (index of the item, document) when all of its pages have records, or the document cannot be opened."""
-        with ThreadPoolExecutor(self.options.num_jobs, "sensorium-pages") as pool:
+        """Yield (index of the item, document) when all of its pages have records, or the document cannot be opened.
+
+        If it is closed, or ends with an exception, pages in work are stopped.
+        """
+        with ThreadPoolExecutor(self.options.num_jobs, "sensorium-pages") as pool, self._stopping():
             for index in range(len(self.items)):
                 document = self._open(index)
                 if document.error is not None:
@@ -76,8 +80,16 @@ class DocumentReader:
                 yield from self._read_rest(pool)
         keep_costs(self._clock.costs)
 
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.stop.set()  # the threads of the pool would end their pages before
+            raise
+
     def _open(self, index: int) -> OpenedDocument:
-        return open_document(self.items[index], self.options, self.reader, self.policy)
+        return self.stop.run(lambda: open_document(self.items[index], self.options, self.reader, self.policy))
 
     def _read_rest(self, pool: ThreadPoolExecutor) -> Iterator[tuple[int, OpenedDocument]]:
         """Read the pages that no other process reads any more."""
@@ -123,7 +135,8 @@ class DocumentReader:
             return []
         waiting, scale = list[PageTask](), scale_of(document.data, self.policy)
         with self._clock.measuring(INSPECTED, len(numbers)):
-            inspected = list(facts_of(document.data, numbers, self.policy, tenant_of(self.options.cache_salt)))
+            tenant = tenant_of(self.options.cache_salt)
+            inspected = self.stop.run(lambda: list(facts_of(document.data, numbers, self.policy, tenant)))
         for number, facts in inspected:
             self.stop.check()
             if isinstance(facts, ErrorInfo):
@@ -173,7 +186,7 @@ class DocumentReader:
         try:
             way: Way = "draft" if all(task.way == "draft" for task in tasks) else "reading"
             with self._clock.measuring(cost_of(way, self.reader.name), len(tasks)):
-                return patiently(lambda: self.reader.read(tasks, self.policy))
+                return patiently(lambda: self.reader.read(tasks, self.policy, self.stop))
         except ReadingStopped:
             raise
         except Exception as error:

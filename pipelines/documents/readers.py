@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +19,7 @@ from ...mm.media.pdf import holds_pictures, is_pdf
 from ...mm.media.policy import MediaPolicy, PdfFile, page_of
 from .answers import answer_blocks
 from .blocks import Block, PageRecord, Way
+from .stop import StopSignal
 from .text_blocks import blocks_of, reading_order
 from .ways import INSTALL, ReaderKind
 
@@ -62,7 +63,8 @@ class PageReader(Protocol):
     """Reads pictures of pages.
 
     Attributes:
-        kind: "none" reads nothing, "lines" one page at a time in any thread, "model" pages in batches.
+        kind: "none" reads nothing, "lines" one page at a time in any thread, "model" pages in batches. `read` raises
+            ReadingStopped soon after its signal.
         digest: of what its results depend on.
         name: of the model or reader.
     """
@@ -73,7 +75,7 @@ class PageReader(Protocol):
     def digest(self) -> str: ...
     @property
     def name(self) -> str: ...
-    def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]: ...
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]: ...
 
 
 class NoReader:
@@ -82,7 +84,7 @@ class NoReader:
     kind: ReaderKind = "none"
     digest = name = "none"
 
-    def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]:
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
         return [page.record(error=ErrorInfo("unsupported", f"{page.reason}; {INSTALL}")) for page in pages]
 
 
@@ -93,7 +95,7 @@ class LinesReader:
     name = "rapidocr"
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._stop = threading.Lock(), StopSignal()  # `_stop`: of the page that is read
 
     @cached_property
     def digest(self) -> str:
@@ -103,22 +105,31 @@ class LinesReader:
     def _engine(self) -> Any:
         from rapidocr import RapidOCR
 
-        return RapidOCR(params={"Global.log_level": "error"})
+        engine = RapidOCR(params={"Global.log_level": "error"})
+        for stage in (engine._load_det_model(), engine._load_cls_model(), engine._load_rec_model()):
+            stage.session = partial(self._run_stage, stage.session)
+        return engine
 
-    def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]:
-        return [self._read(page, policy) for page in pages]
+    def _run_stage(self, session: Callable[[object], object], batch: object) -> object:
+        """Run one of a page's many batches, unless the reading was stopped."""
+        self._stop.check()
+        return session(batch)
 
-    def _read(self, page: PageTask, policy: MediaPolicy) -> PageRecord:
-        pixels = run_isolated(page_pixels, page.data, page.number, policy)
-        lines, confidences = self._lines(pixels.numpy(), page.scale)
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
+        return [self._read(page, policy, stop) for page in pages]
+
+    def _read(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> PageRecord:
+        pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy))
+        lines, confidences = self._lines(pixels.numpy(), page.scale, stop)
         blocks = blocks_of(lines, confidences, "reader", self.name)
         mean = sum(confidences) / len(confidences) if confidences else 1.0
         doubt = f"the mean confidence of its lines is {mean:.2f}" if mean < _MIN_CONFIDENCE else None
         return page.record(blocks, doubt=doubt)
 
-    def _lines(self, pixels: NDArray[np.uint8], scale: float) -> tuple[list[TextLine], list[float]]:
+    def _lines(self, pixels: NDArray[np.uint8], scale: float, stop: StopSignal) -> tuple[list[TextLine], list[float]]:
         """Return the lines of a picture `[height, width, 3]` in reading order, with boxes in points, and their confidences."""
         with self._lock:
+            self._stop = stop
             result = self._engine(pixels[..., ::-1])  # it takes BGR, as OpenCV does
         lines, scores = list[TextLine](), list[float]()
         for corners, text, score in zip(*map(_listed, (result.boxes, result.txts, result.scores)), strict=True):
@@ -186,7 +197,7 @@ class ModelReader:
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=_plain).encode()).hexdigest()
 
-    def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]:
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
         from ..ocr import ocr_tasks
 
         images = [_image_of(page) for page in pages]

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import TypeVar
 
+from ...callers.errors import InputError
+from ...mm.media.isolate import Interrupt
+
 T = TypeVar("T")
 
 
@@ -21,11 +24,13 @@ class StopSignal:
         self._lock = threading.Lock()
         self._is_set = False
         self._running: Future[object] | None = None
+        self._interrupt = Interrupt()
 
     def set(self) -> None:
-        """End the reading: the work that `wait` waits for is cancelled, and `check` raises from now on."""
+        """End the reading: what `wait` waits for is cancelled, workers in `run` are killed, and `check` raises from now on."""
         with self._lock:
             self._is_set, running = True, self._running
+        self._interrupt.stop()
         if running is not None:
             running.cancel()
 
@@ -33,6 +38,21 @@ class StopSignal:
         """Raise ReadingStopped after `set`."""
         if self._is_set:
             raise ReadingStopped
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return the result of work in codec workers. Any number of threads may run some.
+
+        Raises:
+            ReadingStopped: `set` was called before the work ended, which then may have failed at any point.
+        """
+        self.check()
+        try:
+            result = self._interrupt.run(work)
+        except InputError:
+            self.check()
+            raise
+        self.check()
+        return result
 
     def wait(self, submit: Callable[[], Future[T]]) -> T:
         """Return the result of the work that `submit` begins. One thread at a time may wait."""
