@@ -119,16 +119,20 @@ def run(args: argparse.Namespace) -> int:
     llm = LLM(**engine_options(args))
     items = [source.item for source in sources]
     layout = SubtitleLayout(args.max_line_width, args.max_line_count)
-    write = WRITERS.get(args.format, text)
+    projection = WRITERS.get(args.format)
+
+    def write(transcript: Transcript) -> str:
+        return text(transcript) if projection is None else projection(transcript.timeline, layout)
+
     as_json, args.json = args.json, args.json and folder is None
 
     def report(index: int, transcript: Transcript) -> Report:
         fields = json_fields(transcript)
         if folder is None:
-            return fields, write(transcript, layout)
+            return fields, write(transcript)
         if transcript.error and not transcript.text:
             return fields, ""
-        shown = to_json({"file": sources[index].name, **fields}, args) if as_json else write(transcript, layout)
+        shown = to_json({"file": sources[index].name, **fields}, args) if as_json else write(transcript)
         return fields, str(folder.write(sources[index], shown, transcript.error))
 
     with AudioProgress() as progress:
@@ -163,7 +167,7 @@ def json_fields(transcript: Transcript) -> dict[str, object]:
     return {**transcript.to_dict(), "error": transcript.error}
 
 
-def text(transcript: Transcript, layout: object = None) -> str:
+def text(transcript: Transcript) -> str:
     """Return the text, with timestamps as one line per segment."""
     return transcript.text if transcript.segments is None else "\n".join(map(segment_line, transcript.segments))
 

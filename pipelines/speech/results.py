@@ -13,6 +13,7 @@ from ...engine.outputs import RequestOutput
 from ..doubt import TextResult
 from .segments import Segment, WindowResult
 from .subtitles import LINE_LENGTH, WRITERS, SubtitleLayout
+from .timeline import SkippedSpan, SpeakerTurn, Timeline, file_segments
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,6 @@ class TranscriptionInfo:
     all_language_probs: tuple[tuple[str, float], ...] | None = None
 
 
-@dataclass(frozen=True)
-class SkippedSpan:
-    """A stretch of audio without text.
-
-    Args:
-        start, end: seconds.
-        reason: "silence" (voice detection found silence, noise or tones, but no speech), or "no_speech" (the model took it for
-            something else than speech).
-    """
-
-    start: float
-    end: float
-    reason: str
-
-
 @dataclass(frozen=True, repr=False)
 class Transcript(TextResult):
     """The text of one audio item. `doubt` says why it is probably wrong (noise, for example); its thresholds are Whisper's.
@@ -65,6 +51,7 @@ class Transcript(TextResult):
         duration: seconds.
         warnings: what is odd about the file, such as channels that cancel each other out, or a part that cannot be read.
         source: the path or URL of the audio; "" for bytes and samples.
+        turns: when each speaker speaks, in order, or None if speakers were not requested.
     """
 
     text: str
@@ -79,6 +66,7 @@ class Transcript(TextResult):
     all_language_probs: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
     warnings: tuple[str, ...] = field(default=(), repr=False)
     source: str = ""
+    turns: tuple[SpeakerTurn, ...] | None = field(default=None, repr=False)
 
     min_avg_logprob: ClassVar[float] = -1.0
     max_compression_ratio: ClassVar[float] = 2.4
@@ -118,6 +106,16 @@ class Transcript(TextResult):
                 spans += [SkippedSpan(start, end, window.skipped) for start, end in parts if start < end]
         return tuple(sorted(spans, key=lambda span: span.start))
 
+    @property
+    def timeline(self) -> Timeline:
+        """Words, pauses and speakers with their times, from which the formats of files are made."""
+        segments = self.segments
+        if segments is None:
+            segments = (Segment(0.0, self.duration, self.text, 1),) if self.text else ()
+        ended = file_segments(segments, self.windows, self.duration)
+        is_timed = self.segments is not None
+        return Timeline(ended, is_timed, self.turns, self.skipped_spans, self.language, self.duration, self.source)
+
     def to_srt(self, max_line_width: int = LINE_LENGTH, max_line_count: int | None = None) -> str:
         """Return the transcript as SRT subtitles. It needs timestamps: without them the whole text is one subtitle.
 
@@ -142,6 +140,18 @@ class Transcript(TextResult):
         """Return one paragraph per segment, with its time if there are timestamps; see `to_srt`."""
         return self._write("md")
 
+    def to_rttm(self) -> str:
+        """Return who spoke when, one line per turn; see `to_srt`. Raise InputError if speakers were not requested."""
+        return self._write("rttm")
+
+    def to_stm(self) -> str:
+        """Return who said what, one line per segment; see `to_rttm`."""
+        return self._write("stm")
+
+    def to_diarized_json(self) -> str:
+        """Return OpenAI's object of a transcription with speakers as one line of JSON; see `to_rttm`."""
+        return self._write("diarized_json")
+
     def to_dict(self) -> dict[str, Any]:
         """Return all results as values that JSON can hold."""
         segments = None
@@ -151,6 +161,7 @@ class Transcript(TextResult):
             "text": self.text,
             "language": self.language,
             "segments": segments,
+            "turns": None if self.turns is None else [asdict(turn) for turn in self.turns],
             "finish_reason": self.finish_reason,
             "avg_logprob": self.avg_logprob,
             "compression_ratio": self.compression_ratio,
@@ -176,7 +187,7 @@ class Transcript(TextResult):
                 raise InputError(
                     f"<<param=>>{short_repr(value)} must be an integer, 1 or above", code="invalid_value", param=param
                 )
-        return WRITERS[name](self, SubtitleLayout(width, count))
+        return WRITERS[name](self.timeline, SubtitleLayout(width, count))
 
     @property
     def finish_reason(self) -> str | None:

@@ -20,12 +20,15 @@ class Word:
     Args:
         start, end: seconds.
         probability: mean probability of its tokens.
+        speaker: who says it, or None if speakers were not requested. other_speakers: who else speaks at the same time.
     """
 
     start: float
     end: float
     word: str
     probability: float
+    speaker: str | None = None
+    other_speakers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +44,7 @@ class Segment(ReprMixin):
         seek: start of the segment's window in frames of 10 ms.
         no_speech_prob: probability of "no speech" in the window; None if the model has no token for it.
         words: in order, or None if their times were not requested.
-        speaker: None: speakers are not told apart.
+        speaker: who says it, or None if speakers were not requested.
     """
 
     start: float

@@ -1,37 +1,21 @@
-"""A transcript as subtitles (SRT, WebVTT), a table or Markdown."""
+"""A timeline as subtitles (SRT, WebVTT), a table or Markdown. `WRITERS` has all formats of files."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Protocol
+from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape
 
+from .diarized import to_diarized_json, to_rttm, to_stm
 from .merge import split_words
-from .segments import Segment, WindowResult, Word
+from .segments import Word
+from .timeline import Timeline
 
 LINE_LENGTH = 42  # characters of a line of subtitles, as is usual
 _SENTENCE_END = tuple(".!?。！？…")
 _CLAUSE_END = tuple(",;:，、；：")
 _MIN_PART = 0.4  # of the largest cue: a cue is cut at a sentence's or a clause's end only if it is this long
-
-
-class TimedText(Protocol):
-    """The part of a Transcript that is written."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def segments(self) -> tuple[Segment, ...] | None: ...
-
-    @property
-    def windows(self) -> tuple[WindowResult, ...]: ...
-
-    @property
-    def duration(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -50,43 +34,69 @@ class SubtitleLayout:
         return textwrap.wrap(text, self.width, break_long_words=False, break_on_hyphens=False)
 
 
-def to_srt(transcript: TimedText, layout: SubtitleLayout) -> str:
-    blocks = (f"{number}\n{_cue(*cue, ',', layout)}" for number, cue in enumerate(_subtitles(transcript, layout), 1))
-    return "\n\n".join(blocks)
+@dataclass(frozen=True)
+class _Cue:
+    """A text with its times in seconds, and its speaker if speakers are known."""
+
+    start: float
+    end: float
+    text: str
+    speaker: str | None = None
 
 
-def to_vtt(transcript: TimedText, layout: SubtitleLayout) -> str:
-    cues = ((start, end, escape(text)) for start, end, text in _subtitles(transcript, layout))
-    return "\n\n".join(["WEBVTT", *(_cue(*cue, ".", layout) for cue in cues)])
+def to_srt(timeline: Timeline, layout: SubtitleLayout) -> str:
+    """Return subtitles. A cue begins with its speaker in brackets, if speakers are known, as WhisperX writes it."""
+    cues = (replace(cue, text=_labelled(cue, "[{}]: ")) for cue in _subtitles(timeline, layout))
+    return "\n\n".join(f"{number}\n{_block(cue, ',', layout)}" for number, cue in enumerate(cues, 1))
 
 
-def to_tsv(transcript: TimedText, layout: SubtitleLayout) -> str:
-    """Return a table of start and end in milliseconds and text, as openai-whisper writes it."""
-    rows = (f"{round(1000 * start)}\t{round(1000 * end)}\t{' '.join(text.split())}" for start, end, text in _cues(transcript))
-    return "\n".join(["start\tend\ttext", *rows])
+def to_vtt(timeline: Timeline, layout: SubtitleLayout) -> str:
+    """Return subtitles. The speaker of a cue is the name of its voice, `<v NAME>`."""
+    cues = (replace(cue, text=_labelled(replace(cue, text=escape(cue.text)), "<v {}>")) for cue in _subtitles(timeline, layout))
+    return "\n\n".join(["WEBVTT", *(_block(cue, ".", layout) for cue in cues)])
 
 
-def to_markdown(transcript: TimedText, layout: SubtitleLayout) -> str:
-    """Return one paragraph per segment, with its time if there are timestamps."""
-    if transcript.segments is None:
-        return transcript.text
-    return "\n\n".join(f"**{_time(start, '.')[:8]}** {text}" for start, _, text in _cues(transcript))
+def to_tsv(timeline: Timeline, layout: SubtitleLayout) -> str:
+    """Return a table of start and end in milliseconds and text, as openai-whisper writes it, with a column of speakers."""
+    has_speakers = timeline.turns is not None
+    rows = ["start\tend\tspeaker\ttext" if has_speakers else "start\tend\ttext"]
+    for cue in _cues(timeline):
+        speaker = [" ".join((cue.speaker or "").split())] if has_speakers else []
+        fields = (str(round(1000 * cue.start)), str(round(1000 * cue.end)), *speaker, " ".join(cue.text.split()))
+        rows.append("\t".join(fields))
+    return "\n".join(rows)
 
 
-WRITERS: Mapping[str, Callable[[TimedText, SubtitleLayout], str]] = {
-    "srt": to_srt, "vtt": to_vtt, "tsv": to_tsv, "md": to_markdown,
-}  # fmt: skip
+def to_markdown(timeline: Timeline, layout: SubtitleLayout) -> str:
+    """Return one paragraph per segment, with its time if there are timestamps, and its speaker."""
+    if not timeline.is_timed:
+        return timeline.text
+    return "\n\n".join(f"**{_time(cue.start, '.')[:8]}** {_labelled(cue, '**{}:** ')}" for cue in _cues(timeline))
 
 
-def _subtitles(transcript: TimedText, layout: SubtitleLayout) -> Iterator[tuple[float, float, str]]:
+WRITERS: Mapping[str, Callable[[Timeline, SubtitleLayout], str]] = {
+    "srt": to_srt,
+    "vtt": to_vtt,
+    "tsv": to_tsv,
+    "md": to_markdown,
+    "rttm": lambda timeline, layout: to_rttm(timeline),
+    "stm": lambda timeline, layout: to_stm(timeline),
+    "diarized_json": lambda timeline, layout: to_diarized_json(timeline),
+}
+
+
+def _labelled(cue: _Cue, form: str) -> str:
+    return cue.text if cue.speaker is None else form.format(cue.speaker) + cue.text
+
+
+def _subtitles(timeline: Timeline, layout: SubtitleLayout) -> Iterator[_Cue]:
     """Yield the cues, each of at most `layout.count` lines."""
-    words = iter([part.words for part in transcript.segments or ()])
-    for start, end, text in _cues(transcript):
-        part_words = next(words, None)
-        if layout.count is None or len(layout.lines(text)) <= layout.count:
-            yield start, end, text
+    for segment, cue in zip(timeline.segments, _cues(timeline), strict=True):
+        if layout.count is None or len(layout.lines(cue.text)) <= layout.count:
+            yield cue
         else:
-            yield from _cut(part_words or _spread(start, end, text), layout, layout.count)
+            for part in _cut(segment.words or _spread(cue.start, cue.end, cue.text), layout, layout.count):
+                yield replace(part, speaker=cue.speaker)
 
 
 def _spread(start: float, end: float, text: str) -> list[Word]:
@@ -99,7 +109,7 @@ def _spread(start: float, end: float, text: str) -> list[Word]:
     return spread
 
 
-def _cut(words: Sequence[Word], layout: SubtitleLayout, count: int) -> Iterator[tuple[float, float, str]]:
+def _cut(words: Sequence[Word], layout: SubtitleLayout, count: int) -> Iterator[_Cue]:
     """Yield cues of as many words as fit, but prefer to end a cue at the end of a sentence or of a clause."""
     rest = list(words)
     while rest:
@@ -113,28 +123,21 @@ def _cut(words: Sequence[Word], layout: SubtitleLayout, count: int) -> Iterator[
                 fits = cuts[-1]
                 break
         cue, rest = rest[:fits], rest[fits:]
-        yield cue[0].start, cue[-1].end, _join(cue)
+        yield _Cue(cue[0].start, cue[-1].end, _join(cue))
 
 
 def _join(words: Sequence[Word]) -> str:
     return "".join(word.word for word in words).strip()
 
 
-def _cues(transcript: TimedText) -> Iterator[tuple[float, float, str]]:
-    """Yield start, end and text. A segment without an end lasts until its window or the audio ends, or the next one starts."""
-    parts = transcript.segments
-    if parts is None:
-        parts = (Segment(0.0, transcript.duration, transcript.text),) if transcript.text else ()
-    starts = [part.start for part in parts[1:]]
-    for part, following in zip_longest(parts, starts):
-        windows = (window.end for window in transcript.windows if window.start <= part.start < window.end)
-        limits = (min(windows, default=None), following, transcript.duration)
-        end = min(limit for limit in limits if limit is not None) if part.end is None else part.end
-        yield part.start, max(part.start, end), part.text
+def _cues(timeline: Timeline) -> Iterator[_Cue]:
+    for segment in timeline.segments:
+        assert segment.end is not None
+        yield _Cue(segment.start, segment.end, segment.text, segment.speaker)
 
 
-def _cue(start: float, end: float, text: str, point: str, layout: SubtitleLayout) -> str:
-    return "\n".join([f"{_time(start, point)} --> {_time(end, point)}", *layout.lines(text)])
+def _block(cue: _Cue, point: str, layout: SubtitleLayout) -> str:
+    return "\n".join([f"{_time(cue.start, point)} --> {_time(cue.end, point)}", *layout.lines(cue.text)])
 
 
 def _time(seconds: float, point: str) -> str:

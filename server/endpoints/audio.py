@@ -359,7 +359,7 @@ def _response(
     if response_format == "text":
         return PlainTextResponse(f"{transcript.text}\n")
     if response_format in WRITERS:
-        written = WRITERS[response_format](transcript, SubtitleLayout())
+        written = WRITERS[response_format](transcript.timeline, SubtitleLayout())
         return PlainTextResponse(f"{written}\n" if written else "")
     body: dict[str, Any] = {"text": transcript.text}
     if response_format == "verbose_json":

@@ -198,7 +198,7 @@ def test_words_in_json(whisper: Path, files: list[str], tmp_path: Path) -> None:
     options = ("--language", "de", "--format", "json", "--word-timestamps", "--output-dir", str(tmp_path / "out"))
     assert transcribe(whisper, files[0], *options) == 0
     (part, *_) = json.loads((tmp_path / "out" / "0.json").read_text())["segments"]
-    assert part["words"][0].keys() == {"start", "end", "word", "probability"}
+    assert part["words"][0].keys() == {"start", "end", "word", "probability", "speaker", "other_speakers"}
     assert part["speaker"] is None
 
 
