@@ -1,6 +1,6 @@
 """Merges a LoRA adapter, in the layout of peft, into the weights of its base model while they are read.
 
-Source: arXiv 2106.09685; the tensor names and scales of peft.
+Sources: arXiv 2106.09685, and 2402.09353 for DoRA; the tensor names and scales of peft.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from .adapters import check_settings, low_rank_scale, patterns
 from .weight_files import rename
 
 _READ = ("target_modules", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern",
-         "exclude_modules", "ensure_weight_tying")  # fmt: skip
-"""Settings that only say which tensors the adapter has, and `alpha_pattern`."""
+         "exclude_modules", "ensure_weight_tying", "use_dora")  # fmt: skip
+"""Settings that only say which tensors the adapter has, `alpha_pattern` and `use_dora`."""
 _PREFIX = "base_model.model."
 _COMPILED = "_orig_mod."  # torch.compile's name of the module that it wraps
 _WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
 _MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
+_MAGNITUDE = re.compile(r"(.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
 _TASK = re.compile(r"(.+\.lora_[AB](?:\.default)?)\.([^.]+)\.weight")
 _PACKED = re.compile(r"\.(qweight|weight_packed|qzeros|scales|weight_scale|weight_scale_inv|weight_shape|g_idx)$")
 """Tensors that quantised checkpoints have in the place of a weight, or beside it."""
@@ -53,10 +54,12 @@ def tensors_of_task(tensors: Iterable[tuple[str, Tensor]], task: str | None) -> 
 class LowRankPair:
     """Two matrices whose product an adapter adds to a weight: `W + up @ down * scale`.
 
+    With a magnitude (DoRA), each row of the sum is then scaled to have this length.
+
     Args:
         module: its name in the adapter.
         weight: the stored name of the weight.
-        down: `[rank, in]`. up: `[out, rank]`.
+        down: `[rank, in]`. up: `[out, rank]`. magnitude: `[out]`, or None.
     """
 
     module: str
@@ -64,6 +67,7 @@ class LowRankPair:
     down: Tensor
     up: Tensor
     scale: float
+    magnitude: Tensor | None = None
 
 
 class MergedAdapter:
@@ -92,11 +96,15 @@ class MergedAdapter:
         self._alphas = patterns(raw, "alpha_pattern")
         self._replaced: dict[str, tuple[str, Tensor]] = {}  # key -> name, tensor
         self._pairs: dict[str, tuple[str, dict[str, Tensor]]] = {}  # key -> module, matrices
+        self._magnitudes: dict[str, tuple[str, Tensor]] = {}  # key -> name, and the lengths of the changed weight's rows
         self._embeddings = set[str]()
         self._spellings: dict[str, str] = {}  # another key of a tensor of the decoder -> the key in the adapter
         for name, tensor in tensors:
             path = _WRAPPERS.sub("", name.removeprefix(_PREFIX).replace(_COMPILED, ""))
-            matrix = _MATRIX.fullmatch(path)
+            matrix, magnitude = _MATRIX.fullmatch(path), _MAGNITUDE.fullmatch(path)
+            if magnitude is not None:
+                self._magnitudes[self._adapter_key(f"{magnitude[1]}.weight")] = name, tensor
+                continue
             if matrix is None:
                 if _UNKNOWN.search(path):
                     raise CheckpointError(f"the adapter holds {name}, which is not supported; merge it into the model")
@@ -112,6 +120,24 @@ class MergedAdapter:
             }
             if len(matrices) < 2 or len(ranks) != 1 or 0 in ranks or min(low.ndim for low in matrices.values()) < 2:
                 raise CheckpointError(f"the adapter's lora_A and lora_B of {module} are not two matrices of one rank")
+        self._check_magnitudes()
+
+    def _check_magnitudes(self) -> None:
+        """Raise CheckpointError unless every pair has a magnitude of its length with `use_dora`, and none without."""
+        wanted = self._pairs.keys() if self._config.get("use_dora") else set[str]()
+        for key, (name, tensor) in self._magnitudes.items():
+            if key not in wanted:
+                raise CheckpointError(f"the adapter holds {name}, which has no matrices or needs use_dora=true")
+            outputs = self._pairs[key][1]["B"].shape[0]
+            if tensor.numel() != outputs:
+                raise CheckpointError(f"the adapter's {name} has {tensor.numel()} numbers, and lora_B has {outputs} outputs")
+        for key in wanted:
+            module, matrices = self._pairs[key]
+            if key not in self._magnitudes:
+                raise CheckpointError(f"the adapter has use_dora=true, and no lora_magnitude_vector of {module}")
+            if key in self._embeddings or max(low.ndim for low in matrices.values()) > 2:
+                reason = "DoRA of embeddings and convolutions is not supported; merge it into the model with peft"
+                raise CheckpointError(f"the adapter changes {module}: {reason}")
 
     def _key(self, name: str) -> str:
         return rename(name, self._prefixes).removeprefix("model.")
@@ -184,7 +210,9 @@ class MergedAdapter:
                     f"the adapter changes {module}, and the base model has no such module; give an adapter of this model"
                 )
             down, up = (matrices[letter].flatten(1) for letter in "AB")
-            yield LowRankPair(module, names[key], down, up, self._scale(module, len(down)))
+            _, magnitude = self._magnitudes.get(key, ("", None))
+            flat = None if magnitude is None else magnitude.flatten()
+            yield LowRankPair(module, names[key], down, up, self._scale(module, len(down)), flat)
 
     def _scale(self, module: str, rank: int) -> float:
         alpha = next((alpha for pattern, alpha in self._alphas if pattern.match(module)), self._config["lora_alpha"])
@@ -221,5 +249,12 @@ class MergedAdapter:
         changed = torch.empty(wide.shape, dtype=torch.float32 if len(wide) <= each else self._dtype)
         for first in range(0, len(wide), each):
             part = slice(first, first + each)
-            changed[part] = (up[part] @ down).mul_(scale).add_(wide[part])
+            changed[part] = self._scaled(key, (up[part] @ down).mul_(scale).add_(wide[part]), part)
         return changed.view(weight.shape)
+
+    def _scaled(self, key: str, changed: Tensor, rows: slice) -> Tensor:
+        """Scale rows of a changed weight in place to their magnitudes, if it has them."""
+        if key not in self._magnitudes:
+            return changed
+        _, magnitude = self._magnitudes[key]
+        return changed.mul_((magnitude.float().flatten()[rows] / changed.norm(dim=1))[:, None])

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..callers.errors import CheckpointError, ConfigError
 from ..checkpoints.merged_adapter import ONLY_LINEAR, LowRankPair
 from ..checkpoints.weight_files import rename
-from ..kernels.linear import LinearWeight, pack
+from ..kernels.linear import LinearWeight, linear, pack, without_bias
 from ..mm.hashing import digest
 from .adapters import shards_of
 from .decoder_model import DecoderModel
@@ -22,9 +22,11 @@ from .interface import Model, StepLimits
 from .layers.basic import Converter, Convertible
 from .layers.linear import Linear
 from .layers.moe import Mixture, ModalityMixture
-from .layers.row_adapter import ActiveAdapters, AdapterSlot, PackedPairs, RowGroup
+from .layers.row_adapter import ActiveAdapters, AdapterSlot, OutputGain, PackedPairs, RowGroup
 from .memory_formulas import OpBytes, packed_weight_bytes
 from .text.decoder import CrossLayer
+
+_UNIT_ROWS = 256  # rows of the unit matrix that are multiplied at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,7 @@ class ShardPair:
         module: name in the adapter.
         weight: canonical name of the shard's weight.
         number: of the Linear. outputs: those of the shard.
+        magnitude: of the shard's outputs, `[out]`, with DoRA.
     """
 
     module: str
@@ -44,6 +47,7 @@ class ShardPair:
     down: Tensor
     up: Tensor
     scale: float
+    magnitude: Tensor | None = None
 
 
 class AdaptedLayers:
@@ -101,27 +105,32 @@ class AdaptedLayers:
         if not parts or None in shards:
             raise CheckpointError(f"the adapter changes {pair.module} {ONLY_LINEAR}")
         shard_pairs = []
-        for (name, up), shard in zip(parts, shards, strict=True):
+        for (name, change), shard in zip(parts, shards, strict=True):
             assert shard is not None
             number, outputs = shard
             inner, rank = self._layers[number].in_features, len(pair.down)
+            up, magnitude = (change, None) if pair.magnitude is None else (change[:, :-1], change[:, -1])
             if tuple(pair.down.shape) != (rank, inner) or tuple(up.shape) != (outputs.stop - outputs.start, rank):
                 raise CheckpointError(
                     f"the adapter's matrices of {pair.module} are {list(pair.down.shape)} and {list(pair.up.shape)}, which "
                     f"do not fit the base model's {name}; give an adapter of this model"
                 )
-            shard_pairs.append(ShardPair(pair.module, name, number, outputs, pair.down, up, pair.scale))
+            shard_pairs.append(ShardPair(pair.module, name, number, outputs, pair.down, up, pair.scale, magnitude))
         return shard_pairs
 
     def _parts(self, pair: LowRankPair) -> Iterator[tuple[str, Tensor]]:
-        """Yield canonical names and the rows of `up`, split and ordered as the stored weight is when it is loaded."""
+        """Yield canonical names and the rows of `up`, split and ordered as the stored weight is when it is loaded.
+
+        The magnitude, which has a number for each row, is their last column.
+        """
+        whole = pair.up if pair.magnitude is None else torch.cat((pair.up, pair.magnitude[:, None].to(pair.up.dtype)), 1)
         if pair.weight in self._shards:
-            yield pair.weight, pair.up
+            yield pair.weight, whole
             return
         try:
             model = self._model()
             assert model is not None
-            for stored, tensor in model.convert_weights([(pair.weight, pair.up)]):
+            for stored, tensor in model.convert_weights([(pair.weight, whole)]):
                 name = rename(stored, model.prefixes)
                 yield from self._converters[name](tensor) if name in self._converters else [(name, tensor)]
         except (IndexError, ValueError, RuntimeError):
@@ -132,15 +141,18 @@ class AdaptedLayers:
 
     def num_bytes(self, pairs: Iterable[ShardPair]) -> int:
         """Return the bytes of an adapter as `pack` lays it out."""
-        ranks = dict[int, list[tuple[int, int]]]()
+        ranks, gains = dict[int, list[tuple[int, int]]](), 0
         for pair in pairs:
-            ranks.setdefault(pair.number, []).append((len(pair.down), pair.outputs.stop - pair.outputs.start))
-        return sum(self._layer_bytes(self._layers[number], shards) for number, shards in ranks.items())
+            outputs = pair.outputs.stop - pair.outputs.start
+            ranks.setdefault(pair.number, []).append((len(pair.down), outputs))
+            gains += 0 if pair.magnitude is None else _gain_bytes(self._layers[pair.number], outputs)
+        return gains + sum(self._layer_bytes(self._layers[number], shards) for number, shards in ranks.items())
 
     def capacity(self, count: int, rank: int) -> int:
-        """Return the bytes of so many adapters of this rank that change every layer."""
+        """Return the bytes of so many adapters of this rank that change every layer, with DoRA."""
         shards = {layer: [(rank, rows) for rows in layer.shards.values()] for layer in self._layers}
-        return count * sum(self._layer_bytes(layer, ranks) for layer, ranks in shards.items())
+        gains = sum(_gain_bytes(layer, layer.outputs) for layer in self._layers)
+        return count * (gains + sum(self._layer_bytes(layer, ranks) for layer, ranks in shards.items()))
 
     def _layer_bytes(self, layer: Linear, shards: Sequence[tuple[int, int]]) -> int:
         device, dtype = layer.device if layer.device.type != "meta" else torch.device("cpu"), layer.dtype
@@ -170,13 +182,16 @@ class AdaptedLayers:
         for number, shards in by_layer.items():
             layer, first = self._layers[number], 0
             downs, ups, ranks = list[Tensor](), list[tuple[slice, slice, LinearWeight]](), dict[int, slice]()
+            gains = _gains(layer, [pair for pair in shards if pair.magnitude is not None])
             for pair in shards:
                 if id(pair.down) not in ranks:  # shards that are stored as one weight have one `down`
                     ranks[id(pair.down)] = slice(first, first := first + len(pair.down))
                     downs.append(_checked(pair.down.to(layer.dtype), pair))
-                up = _checked((pair.up.float() * pair.scale).to(layer.dtype), pair).to(layer.device)
-                ups.append((ranks[id(pair.down)], pair.outputs, pack(up, None)))
-            packed[number] = PackedPairs(pack(torch.cat(downs).to(layer.device), None), ups)
+                up = pair.up.float().to(layer.device) * pair.scale
+                if pair.weight in gains:
+                    up *= gains[pair.weight].gain.float()[:, None]
+                ups.append((ranks[id(pair.down)], pair.outputs, pack(_checked(up.to(layer.dtype), pair), None)))
+            packed[number] = PackedPairs(pack(torch.cat(downs).to(layer.device), None), ups, tuple(gains.values()))
         return packed
 
     @contextmanager
@@ -198,7 +213,38 @@ def adapted_layers(model: Model) -> AdaptedLayers | None:
 def content_digest(pairs: Iterable[ShardPair]) -> str:
     """Return the identity of an adapter: what it adds to which weights."""
     ordered = sorted(pairs, key=lambda pair: pair.weight)
-    return digest("sensorium.lora", [[pair.weight, pair.scale, pair.down, pair.up] for pair in ordered])
+    return digest("sensorium.lora", [[pair.weight, pair.scale, pair.down, pair.up, pair.magnitude] for pair in ordered])
+
+
+def _gain_bytes(layer: Linear, outputs: int) -> int:
+    return 2 * outputs * layer.dtype.itemsize
+
+
+def _gains(layer: Linear, pairs: Sequence[ShardPair]) -> dict[str, OutputGain]:
+    """Return the gains of the shards with DoRA: magnitude / length of the row of the changed weight. Keys: `pair.weight`.
+
+    The base weight is read from the packed one, in whatever format it is, by multiplying with rows of the unit matrix.
+    """
+    if not pairs:
+        return {}
+    inner, dtype, device = layer.in_features, layer.dtype, layer.device
+    bare, squares = without_bias(layer.packed), {pair.weight: torch.zeros(len(pair.up), device=device) for pair in pairs}
+    for first in range(0, inner, _UNIT_ROWS):
+        columns = slice(first, min(first + _UNIT_ROWS, inner))
+        unit = torch.zeros(columns.stop - first, inner, dtype=dtype, device=device)
+        unit[:, columns].fill_diagonal_(1)
+        weight = linear(unit, bare).float()  # [columns, out]
+        for pair in pairs:
+            up, down = (matrix.float().to(device) for matrix in (pair.up, pair.down[:, columns]))
+            squares[pair.weight] += (weight[:, pair.outputs] + (down.T @ up.T) * pair.scale).square_().sum(0)
+    (bias,) = linear(torch.zeros(1, inner, dtype=dtype, device=device), layer.packed).float()
+    gains = {}
+    for pair in pairs:
+        assert pair.magnitude is not None
+        gain = pair.magnitude.float().to(device) / squares[pair.weight].sqrt_()
+        shift = bias[pair.outputs] * (1 - gain)
+        gains[pair.weight] = OutputGain(pair.outputs, _checked(gain.to(dtype), pair), _checked(shift.to(dtype), pair))
+    return gains
 
 
 def _checked(tensor: Tensor, pair: ShardPair) -> Tensor:

@@ -10,6 +10,7 @@ On a CPU a row's result has the same bits whatever other rows are in the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,6 +72,16 @@ def keeps_float16(device: torch.device, dtype: torch.dtype) -> bool:
 def shares_table(inputs: int, device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether token embeddings and a tied head can share panels, from which rows can be read."""
     return inputs % 2 == 0 and backend("linear", device, dtype) == "native"
+
+
+def without_bias(weights: LinearWeight) -> LinearWeight:
+    """Return the same packed weight without a bias; the memory of the weight is shared."""
+    if isinstance(weights, Panels):
+        return replace(weights, bias=torch.zeros_like(weights.bias))
+    if isinstance(weights, GroupPanelWeight):
+        panels = [replace(panel, bias=torch.zeros_like(panel.bias)) for panel in weights.panels]
+        return replace(weights, panels=panels)
+    return replace(weights, bias=None)
 
 
 def linear(x: Tensor, weights: LinearWeight) -> Tensor:

@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA) that requests choose: each row of a step goes through the products of its own adapter only.
 
-Source: arXiv 2106.09685.
+Sources: arXiv 2106.09685, and 2402.09353 for DoRA.
 """
 
 from __future__ import annotations
@@ -14,19 +14,44 @@ from ...kernels.linear import LinearWeight, linear
 
 
 @dataclass(frozen=True, eq=False)
+class OutputGain:
+    """What DoRA does to outputs of the base layer: `out * gain + shift`, where the shift keeps the bias as it is.
+
+    Args:
+        gain, shift: `[outputs]`.
+    """
+
+    outputs: slice
+    gain: Tensor
+    shift: Tensor
+
+    def apply_(self, out: Tensor, rows: Tensor | None) -> None:
+        """Change `rows` (None: all) of `out [rows, out]` in place."""
+        part = out[:, self.outputs]
+        if rows is None:
+            part.mul_(self.gain).add_(self.shift)
+        else:
+            part.index_copy_(0, rows, part.index_select(0, rows).mul_(self.gain).add_(self.shift))
+
+
+@dataclass(frozen=True, eq=False)
 class PackedPairs:
     """The matrices of one adapter for one Linear. The pairs of all shards share the first product.
 
     Args:
         down: `[ranks of all shards, in]`.
         ups: per shard: its ranks, its outputs, and `[outputs, rank]` with the scale multiplied in.
+        gains: of the shards with DoRA.
     """
 
     down: LinearWeight
     ups: Sequence[tuple[slice, slice, LinearWeight]]
+    gains: Sequence[OutputGain] = ()
 
     def add_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
         """Add to `rows` (int64 `[n]`; None: all rows) of `out [rows, out]` in place, from `x [rows, in]`."""
+        for gain in self.gains:
+            gain.apply_(out, rows)
         low = linear(x if rows is None else x.index_select(0, rows), self.down)
         for ranks, outputs, up in self.ups:
             change = linear(low[:, ranks].contiguous(), up)

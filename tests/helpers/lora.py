@@ -37,6 +37,33 @@ def write(folder: Path, base: str, pairs: Matrices, rename: Any = str, more: Any
     return folder
 
 
+def magnitudes(model: torch.nn.Module, pairs: Matrices, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return random lengths of the rows of each changed weight, near those of the base weight."""
+    gen = torch.Generator().manual_seed(seed)
+    weights = {name: model.get_submodule(name).weight.float() for name in pairs}
+    return {name: weight.norm(dim=1) * (0.5 + torch.rand(len(weight), generator=gen)) for name, weight in weights.items()}
+
+
+def dora_tensors(lengths: dict[str, torch.Tensor], rename: Any = str) -> dict[str, torch.Tensor]:
+    return {f"base_model.model.{rename(name)}.lora_magnitude_vector": length for name, length in lengths.items()}
+
+
+def hook_dora(model: torch.nn.Module, pairs: Matrices, scale: float, lengths: dict[str, torch.Tensor]) -> list[Any]:
+    """Scale the outputs of the modules and add `B(A(x))`, as peft does with DoRA."""
+
+    def change(name: str) -> Any:
+        down, up = pairs[name]
+
+        def forward(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            gain = lengths[name] / torch.linalg.norm(module.weight + up @ down * scale, dim=1)
+            bare = output if module.bias is None else output - module.bias
+            return output + (gain - 1) * bare + gain * (inputs[0] @ down.T @ up.T) * scale
+
+        return forward
+
+    return [model.get_submodule(name).register_forward_hook(change(name)) for name in pairs]
+
+
 def hook(model: torch.nn.Module, pairs: Matrices, scale: dict[str, float]) -> list[Any]:
     """Add `B(A(x)) * scale` to the outputs of the modules, as peft does."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from family import ask
-from lora import hook, matrices, write
+from lora import dora_tensors, hook, hook_dora, magnitudes, matrices, write
 from parity import ROWS, LoadedModels, greedy, make_llm, positions, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, AsyncLLM, LoRARequest
@@ -70,6 +70,47 @@ def test_answers_are_those_of_transformers(world: LoadedModels, tmp_path: Path, 
         both = llm.generate([question.ours] * 2, greedy(8), use_tqdm=False, adapter=["mine", None])
         assert [one.outputs[0].token_ids for one in both] == [one.outputs[0].token_ids for one in alone]
         compare(llm, row, model, processor, question)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "text-qwen3_next"])
+def test_dora_is_that_of_peft(world: LoadedModels, tmp_path: Path, name: str) -> None:
+    """Outputs of layers with a bias and of joined and reordered weights are scaled, merged or not; other rows stay."""
+    (chosen, items), row, base = TARGETS[name], ROWS[name], world.folder(name)
+    model, processor = row.load(base)
+    pairs = matrices(model, chosen)
+    lengths = magnitudes(model, pairs)
+    folder = write(tmp_path / "adapter", str(base), pairs, more=dora_tensors(lengths), use_dora=True)
+    question = ask(row, items, 0)
+    with make_llm(row, base, enable_lora=True) as llm:
+        info = llm.load_adapter("mine", folder)
+        assert info.num_bytes <= store(llm).capacity
+        with pytest.raises(AssertionError):
+            compare(llm, row, model, processor, question, adapter="mine")
+        hooks = hook_dora(model, pairs, 2.0, lengths)
+        compare(llm, row, model, processor, question, adapter="mine")
+        alone = [llm.generate(question.ours, greedy(8), use_tqdm=False, adapter=one)[0] for one in ("mine", None)]
+        both = llm.generate([question.ours] * 2, greedy(8), use_tqdm=False, adapter=["mine", None])
+        assert tokens(both) == tokens(alone)
+    with make_llm(row, folder) as merged:
+        compare(merged, row, model, processor, question)
+    for handle in hooks:
+        handle.remove()
+
+
+def test_dora_on_quantised_weights(world: LoadedModels, tmp_path: Path) -> None:
+    """The base weight's rows have the lengths of the weight that is multiplied: a length of its own changes nothing."""
+    row, base = ROWS["qwen2_vl"], world.folder("qwen2_vl")
+    model, _ = row.load(base)
+    pairs = {name: (down, up * 0) for name, (down, up) in matrices(model, TARGETS["qwen2_vl"][0]).items()}
+    lengths = {name: model.get_submodule(name).weight.norm(dim=1) for name in pairs}
+    folder = write(tmp_path / "adapter", str(base), pairs, more=dora_tensors(lengths), use_dora=True)
+    for options, near in (({}, 1e-5), ({"dtype": "bfloat16"}, 0.01), ({"quantization": "int4"}, 0.2)):
+        with make_llm(row, base, enable_lora=True, **options) as llm:
+            llm.load_adapter("mine", folder)
+            gains = [gain for pairs in store(llm)._pairs.values() for pair in pairs.values() for gain in pair.gains]
+            assert len(gains) == len(pairs)
+            for gain in gains:
+                torch.testing.assert_close(gain.gain.float(), torch.ones(len(gain.gain)), rtol=near, atol=near)
 
 
 def compare(llm: Any, row: Any, model: Any, processor: Any, question: Any, **call: Any) -> None:
@@ -587,9 +628,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "embeddings": (
         add_pair(f"{TEXT}.embed_tokens", 4, 4), {}, CheckpointError, "embed_tokens and not only",
     ),
-    "dora": (lambda _: None, {"use_dora": True}, ConfigError, "use_dora='True', which is not supported"),
+    "dora without tensors": (lambda _: None, {"use_dora": True}, CheckpointError, "no lora_magnitude_vector of"),
     "dora tensors": (
-        add(f"{TEXT}.layers.0.self_attn.q_proj.lora_magnitude_vector.weight", 4), {}, CheckpointError, "not supported",
+        add(f"{TEXT}.layers.0.self_attn.q_proj.lora_magnitude_vector.weight", 4), {}, CheckpointError, "needs use_dora",
     ),
     "other method": (lambda _: None, {"peft_type": "LOHA"}, ConfigError, "peft_type='LOHA'"),
     "alpha": (lambda _: None, {"lora_alpha": "many"}, ConfigError, "lora_alpha='many'"),
