@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from ctypes import byref, c_int
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .image import decode_image
+from .page_rules import Affine, Rule, page_rules
 from .pdf import decode_page, holds_pictures, is_pdf, opened_page, render
 from .policy import MediaPolicy
 
@@ -35,10 +37,22 @@ _MIN_FAINT = 20  # pixels of a faint mark, with those that averaging adds
 _NEIGHBOURS = 33  # pixels of the side of the square that a pixel is compared with
 _DEVICE = 1 << 14  # device units of a page's side, for the matrix of its coordinates
 _GAP = 2.0  # line heights between two parts of a line that belong to different columns
+_CUT = 0.6  # line heights between two words that may belong to different cells of a table
 _BULLETS = dict.fromkeys(map(ord, "\uf0b7\uf0a7\uf0d8\uf0fc\uf076"), "•")  # codes of Symbol and Wingdings in Word's lists
 _HYPHEN = "\u00ad"  # stands for a hyphen that PDFium takes for one of hyphenation
 _BAD = ("Cc", "Cn", "Cs")  # categories of characters that no text has
-_Affine = tuple[float, float, float, float, float, float]
+_Verticals = NDArray[np.float64]
+
+
+class Cut(NamedTuple):
+    """A place between two words, or at a vertical rule, where a line may be cut into cells of a table.
+
+    `position`: characters before it. `left` and `right`: ends of the gap in points; equal where there is no gap.
+    """
+
+    position: int
+    left: float
+    right: float
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class TextLine:
     text: str
     box: Box
     size: float
+    cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,7 @@ class PageFacts:
         picture_share: share of the page that its largest picture covers.
         marks: marks that the page shows outside of its text lines; None if that was not looked at.
         lines: of the text layer, in the order of the file.
+        rules: horizontal and vertical lines that are drawn, if there is text.
     """
 
     width: float
@@ -78,6 +94,7 @@ class PageFacts:
     picture_share: float = 0.0
     marks: int | None = None
     lines: tuple[TextLine, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
 
 class _Char(NamedTuple):
@@ -108,7 +125,8 @@ def _facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
         width, height = page.get_size()
         to_page = page_affine(page, width, height)
         chars, num_cut = _chars(page, to_page)
-        lines = tuple(_lines(chars))
+        rules = page_rules(page, to_page) if chars else ()
+        lines = tuple(_lines(chars, _verticals(rules)))
         dark = [char for char in chars if not char.text.isspace()]
         inside = [char for char in dark if _is_inside(char.box, width, height)]
         marks = _marks(page, lines, policy, bool(dark)) if len(dark) < _FEW_CHARS else None
@@ -124,10 +142,11 @@ def _facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
             picture_share=_picture_share(page, to_page, width, height),
             marks=marks,
             lines=lines,
+            rules=rules,
         )
 
 
-def page_affine(page: Any, width: float, height: float) -> _Affine:
+def page_affine(page: Any, width: float, height: float) -> Affine:
     """Return the matrix `(a, b, c, d, e, f)` from the page's own coordinates to points from its top left corner.
 
     The rotation of the page and the corner of its crop box are in it; PDFium applies them in whole device units.
@@ -144,7 +163,7 @@ def page_affine(page: Any, width: float, height: float) -> _Affine:
     return (x - e) / side, (y - f) / side, (v - e) / side, (w - f) / side, e, f
 
 
-def _shown_box(matrix: _Affine, left: float, bottom: float, right: float, top: float) -> Box:
+def _shown_box(matrix: Affine, left: float, bottom: float, right: float, top: float) -> Box:
     a, b, c, d, e, f = matrix
     x, y, v, w = a * left + c * bottom + e, b * left + d * bottom + f, a * right + c * top + e, b * right + d * top + f
     return min(x, v), min(y, w), max(x, v), max(y, w)
@@ -155,7 +174,7 @@ def _is_inside(box: Box, width: float, height: float) -> bool:
     return 0 <= across <= width and 0 <= down <= height
 
 
-def _chars(page: Any, to_page: _Affine) -> tuple[list[_Char], int]:
+def _chars(page: Any, to_page: Affine) -> tuple[list[_Char], int]:
     """Return the characters of the text layer, with the spaces and line ends that PDFium adds, and how many were left out."""
     textpage = page.get_textpage()
     try:
@@ -165,7 +184,7 @@ def _chars(page: Any, to_page: _Affine) -> tuple[list[_Char], int]:
         textpage.close()
 
 
-def _first_chars(textpage: Any, count: int, to_page: _Affine) -> Iterator[_Char]:
+def _first_chars(textpage: Any, count: int, to_page: Affine) -> Iterator[_Char]:
     from pypdfium2 import raw
 
     rect, high = raw.FS_RECTF(), 0  # `high`: the first half of a character beyond U+FFFF
@@ -194,7 +213,12 @@ def _is_invisible(page: Any) -> bool:
     return hidden.count(True) * 2 > len(hidden)
 
 
-def _lines(chars: list[_Char]) -> Iterator[TextLine]:
+def _verticals(rules: tuple[Rule, ...]) -> _Verticals:
+    """Return the places of vertical rules, with their upper and lower ends, as float64 `[rules, 3]`."""
+    return np.array([(left, top, bottom) for left, top, right, bottom in rules if left == right]).reshape(-1, 3)
+
+
+def _lines(chars: list[_Char], verticals: _Verticals) -> Iterator[TextLine]:
     """Yield the lines of characters, cut where the gap between two words is wider than any space.
 
     PDFium ends no line after a hyphen, so a character that stands below and to the left of the one before begins a line, too.
@@ -203,7 +227,7 @@ def _lines(chars: list[_Char]) -> Iterator[TextLine]:
     for char in [*chars, _Char("\n", (0, 0, 0, 0), False)]:
         is_dark = not char.text.isspace()
         if char.text in "\r\n" or (is_dark and last is not None and _begins_line(char.box, last.box)):
-            yield from _parts(line)
+            yield from _parts(line, verticals)
             line, last = [], None
         if char.text not in "\r\n":
             line.append(char)
@@ -214,30 +238,47 @@ def _begins_line(box: Box, before: Box) -> bool:
     return box[0] < before[0] and (box[1] + box[3]) / 2 > before[3]
 
 
-def _parts(line: list[_Char]) -> Iterator[TextLine]:
+def _parts(line: list[_Char], verticals: _Verticals) -> Iterator[TextLine]:
     dark = [char for char in line if not char.text.isspace()]
     if not dark:
         return
     size = median(char.box[3] - char.box[1] for char in dark)
-    part, right = list[_Char](), dark[0].box[2]
+    middle = median((char.box[1] + char.box[3]) / 2 for char in dark)
+    rules: list[float] = np.sort(verticals[(verticals[:, 1] <= middle) & (verticals[:, 2] >= middle), 0]).tolist()
+    part, gaps, before = list[_Char](), list[Cut](), dark[0].box
     for char in line:
         if not char.text.isspace():
-            if char.box[0] - right > _GAP * size:
-                yield _line_of(part, size)
-                part = []
-            right = char.box[2]
+            gap = char.box[0] - before[2]
+            if gap > _GAP * size:
+                yield _line_of(part, size, gaps)
+                part, gaps = [], []
+            elif part and (gap > _CUT * size or _has_rule(before, char.box, rules)):
+                gaps.append(Cut(len(part), min(before[2], char.box[0]), max(before[2], char.box[0])))
+            before = char.box
         part.append(char)
-    yield _line_of(part, size)
+    yield _line_of(part, size, gaps)
 
 
-def _line_of(chars: list[_Char], size: float) -> TextLine:
-    text = " ".join("".join(char.text for char in chars).split())
+def _has_rule(before: Box, box: Box, rules: list[float]) -> bool:
+    """Return whether a vertical rule stands between the middles of two characters. `rules`: their places in order."""
+    return bisect_right(rules, (before[0] + before[2]) / 2) < bisect_left(rules, (box[0] + box[2]) / 2)
+
+
+def _line_of(chars: list[_Char], size: float, gaps: list[Cut]) -> TextLine:
+    """Return a line. `gaps`: with indices of characters, among them spaces that its text leaves out."""
+    text, start, cuts = "", 0, list[Cut]()
+    for end, left, right in (*gaps, Cut(len(chars), 0.0, 0.0)):
+        part = "".join(char.text for char in chars[start:end])
+        is_apart = start > 0 and (part[0].isspace() or chars[start - 1].text.isspace())
+        text += f"{' ' if is_apart else ''}{' '.join(part.split())}"
+        cuts.append(Cut(len(text), round(left, 2), round(right, 2)))
+        start = end
     lefts, tops, rights, bottoms = zip(*(char.box for char in chars if not char.text.isspace()), strict=True)
     box = (min(lefts), min(tops), max(rights), max(bottoms))
-    return TextLine(text, tuple(round(side, 2) for side in box), round(size, 2))  # type: ignore[arg-type]
+    return TextLine(text, tuple(round(side, 2) for side in box), round(size, 2), tuple(cuts[:-1]))  # type: ignore[arg-type]
 
 
-def _picture_share(page: Any, to_page: _Affine, width: float, height: float) -> float:
+def _picture_share(page: Any, to_page: Affine, width: float, height: float) -> float:
     """Return the share of the page that its largest picture covers."""
     from pypdfium2 import raw
 

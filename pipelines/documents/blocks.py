@@ -20,6 +20,8 @@ FURNITURE: tuple[Kind, ...] = ("page_header", "page_footer")
 """Kinds that Markdown, text and HTML leave out."""
 HYPHENATED = re.compile(r"[^\W\d_]-$")
 """The end of a text whose last word goes on."""
+MAX_JOINED = 256
+"""Pages over which a paragraph or table goes on in one piece."""
 Source = Literal["text_layer", "reader", "model"]
 Way = Literal["blank", "text_layer", "draft", "reading", "unread"]
 """How a page is read. "blank": not at all, because it shows nothing. "text_layer": from the file. "draft": by a model, with the
@@ -46,7 +48,7 @@ class Block:
         box: in points from the top left corner of the page; None if the source gives no boxes.
         level: of a heading, or of an item in a list of a model, from 1.
         cells: of a table.
-        continues: the paragraph began on the page before.
+        continues: the paragraph or table began on the page before.
         confidence: from 0 to 1, None if the source gives none.
         model: name of the model or reader; "" for the text layer.
     """
@@ -119,28 +121,62 @@ class Document:
 
 
 def joined(pages: Iterable[PageRecord]) -> Iterator[PageRecord]:
-    """Yield pages whose last paragraph has what goes on on the next pages, which no longer have it."""
-    waiting = list[PageRecord]()  # the first has the paragraph that may go on
+    """Yield pages whose last paragraph or table has what goes on on the next pages, which no longer have it.
+
+    At most `MAX_JOINED` pages are held; then a table goes on as another one.
+    """
+    waiting, rest = list[PageRecord](), list[Block]()  # the first page has what may go on, and `rest` is what does
     for page in pages:
         first = body_of(page)[:1]
-        if waiting and body_of(waiting[0]) and first and page.blocks[first[0]].continues:
-            waiting[0] = _with_rest(waiting[0], page.blocks[first[0]].text)
+        if waiting and len(rest) < MAX_JOINED and body_of(waiting[0]) and first and page.blocks[first[0]].continues:
+            rest.append(page.blocks[first[0]])
             page = replace(page, blocks=(*page.blocks[: first[0]], *page.blocks[first[0] + 1 :]))
             if not body_of(page):
                 waiting.append(page)
                 continue
-        yield from waiting
-        waiting = [page]
-    yield from waiting
+        yield from _with_rest(waiting, rest)
+        waiting, rest = [page], []
+    yield from _with_rest(waiting, rest)
 
 
-def _with_rest(page: PageRecord, rest: str) -> PageRecord:
-    last = body_of(page)[-1]
-    text = page.blocks[last].text
-    text = f"{text[:-1]}{rest}" if HYPHENATED.search(text) else f"{text} {rest}"
-    blocks = list(page.blocks)
-    blocks[last] = replace(blocks[last], text=text)
-    return replace(page, blocks=tuple(blocks))
+def _with_rest(pages: Sequence[PageRecord], rest: Sequence[Block]) -> Iterator[PageRecord]:
+    """Yield pages, the last block of the first of which gets the rest."""
+    if not rest:
+        yield from pages
+        return
+    page, last = pages[0], body_of(pages[0])[-1]
+    block = page.blocks[last]
+    if block.cells:
+        cells = tuple(_joined_cells(block.cells, [part.cells for part in rest]))
+        block = replace(block, cells=cells, text=table_text(cells))
+    else:
+        text = block.text
+        for part in rest:
+            text = f"{text[:-1]}{part.text}" if HYPHENATED.search(text) else f"{text} {part.text}"
+        block = replace(block, text=text)
+    yield replace(page, blocks=(*page.blocks[:last], block, *page.blocks[last + 1 :]))
+    yield from pages[1:]
+
+
+def _joined_cells(cells: Sequence[Cell], rest: Sequence[Sequence[Cell]]) -> Iterator[Cell]:
+    """Yield the cells of a table that goes on, without the headers that its parts repeat."""
+    yield from cells
+    end = max(cell.row + cell.row_span for cell in cells)
+    for part in rest:
+        repeated = repeated_rows(cells, part)
+        yield from (replace(cell, row=cell.row - repeated + end) for cell in part if cell.row >= repeated)
+        end += max(cell.row + cell.row_span for cell in part) - repeated
+
+
+def repeated_rows(cells: Sequence[Cell], rest: Sequence[Cell]) -> int:
+    """Return how many rows at the top of the rest of a table repeat its header; 0 if they do not."""
+    rows = max(1, max((cell.row + 1 for cell in rest if cell.header), default=1))
+    first, again = (sorted((c.row, c.column, c.text) for c in part if c.row < rows) for part in (cells, rest))
+    return rows if first == again and any(text for _, _, text in first) else 0
+
+
+def num_columns(cells: Sequence[Cell]) -> int:
+    return max(cell.column + cell.column_span for cell in cells)
 
 
 def body_of(page: PageRecord) -> list[int]:

@@ -1,4 +1,4 @@
-"""Finds headers, footers and page numbers, and joins paragraphs that go on over a page, by comparing several pages."""
+"""Finds headers, footers and page numbers, and joins paragraphs and tables that go on over a page, by comparing pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .blocks import HYPHENATED, Block, Kind, Line, PageRecord, body_of, union
+from .blocks import HYPHENATED, Block, Kind, Line, PageRecord, body_of, num_columns, repeated_rows, union
 
 _EDGE = 0.15  # share of the page's height at the top and at the bottom where headers and footers stand
 _LINES = 3  # of each edge, at most
@@ -17,6 +17,9 @@ _LEAST = 3  # pages with the same header
 _COLUMN = 3  # lines that show how wide a column of text is
 _LONG = 40  # characters of a paragraph without boxes that may go on
 _SAME_PLACE = 0.015  # share of the page's height by which it may move
+_LOW = 0.5  # share of the page's height below which a table that goes on ends; the next one begins above
+_SAME_SIDE = 0.015  # share of the page's width by which its left side may move
+_NEAR_SIDE = 0.1  # the same of its right side, where the text may be ragged
 _NUMBER = re.compile(r"\d{1,6}")
 _END = re.compile(r"[.!?:;…。！？][\"'”’»)\]]*$")  # of a paragraph
 
@@ -67,7 +70,8 @@ def folded(records: Callable[[], Iterable[PageRecord]]) -> Iterator[PageRecord]:
 
 def _edges(page: PageRecord) -> Iterator[tuple[Line, _Edge]]:
     """Yield the lines at the top and at the bottom of a page, the outermost first."""
-    lines = [(line, line.box, block.kind) for block in page.blocks for line in block.lines if line.box is not None]
+    blocks = [block for block in page.blocks if block.kind != "table"]  # whose first lines are repeated on each page, too
+    lines = [(line, line.box, block.kind) for block in blocks for line in block.lines if line.box is not None]
     for is_top in (True, False):
         outermost = sorted(lines, key=lambda entry: entry[1][1] if is_top else -entry[1][3])
         for line, box, kind in outermost[:_LINES]:
@@ -140,16 +144,31 @@ def _single(block: Block, line: Line, kind: Kind | None) -> Block:
 
 
 def _mark_continued(page: PageRecord, before: PageRecord | None) -> PageRecord:
-    """Return a page whose first paragraph is marked if it goes on from the page before."""
+    """Return a page whose first paragraph or table is marked if it goes on from the page before."""
     if before is None or before.number + 1 != page.number or not (body := body_of(page)) or not body_of(before):
         return page
     last, first = before.blocks[body_of(before)[-1]], page.blocks[body[0]]
-    are_alike = last.kind == first.kind == "paragraph" and last.source == first.source
-    if not are_alike or not first.text[:1].islower() or not _is_open(last, first, before):
+    if last.kind != first.kind or last.source != first.source:
+        return page
+    is_text = last.kind == "paragraph" and first.text[:1].islower() and _is_open(last, first, before)
+    if not is_text and not (last.kind == "table" and _is_same_table(last, first, before, page)):
         return page
     blocks = list(page.blocks)
     blocks[body[0]] = replace(first, continues=True)
     return replace(page, blocks=tuple(blocks))
+
+
+def _is_same_table(last: Block, first: Block, before: PageRecord, page: PageRecord) -> bool:
+    """Return whether the first table of a page has the header of the last one before again, or stands in its columns."""
+    if not last.cells or not first.cells or num_columns(last.cells) != num_columns(first.cells):
+        return False
+    if repeated_rows(last.cells, first.cells):
+        return True
+    if last.box is None or first.box is None or any(cell.header for cell in first.cells):
+        return False
+    is_at_ends = last.box[3] > _LOW * before.height and first.box[1] < (1 - _LOW) * page.height
+    is_left = abs(last.box[0] - first.box[0]) < _SAME_SIDE * page.width
+    return is_at_ends and is_left and abs(last.box[2] - first.box[2]) < _NEAR_SIDE * page.width
 
 
 def _is_open(last: Block, first: Block, page: PageRecord) -> bool:

@@ -213,8 +213,8 @@ def _docling(document: Projected) -> Iterator[str]:
 
 
 def _csv(document: Projected) -> Iterator[str]:
-    """Yield the tables, with an empty line between two."""
-    tables = (block.cells for page in document.pages for block in page.blocks if block.cells)
+    """Yield the tables, with an empty line between two. One that goes on over pages is one."""
+    tables = (block.cells for page in joined(document.pages) for block in page.blocks if block.cells)
     for index, cells in enumerate(tables):
         yield "\n" if index else ""
         yield csv_table(cells)

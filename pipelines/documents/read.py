@@ -22,9 +22,10 @@ from .fold import folded
 from .inputs import OpenedDocument, facts_of, open_document, patiently, scale_of
 from .manifest import Manifest
 from .options import LINE_CHARACTERS, ReadOptions
+from .page_blocks import page_blocks
 from .readers import PageReader, PageTask, info_of
 from .stop import ReadingStopped, StopSignal
-from .text_blocks import blocks_of, text_order
+from .text_blocks import text_order
 from .ways import choose_way
 
 CHUNK = 16
@@ -150,8 +151,7 @@ class DocumentReader:
                 self._finish(document, [task.record(error=error)])
             elif way == "text_layer":
                 cut = f"the last {facts.num_cut:,} characters of its text layer are left out, the limit is {MAX_CHARS:,}"
-                lines = [facts.lines[index] for index in text_order(facts.lines)]
-                blocks = blocks_of(lines, [None] * len(lines))
+                blocks = page_blocks(facts.lines, [None] * len(facts.lines), text_order, facts.rules)
                 self._finish(document, [task.record(blocks, doubt=cut if facts.num_cut else None)])
             elif self.reader.kind == "model":
                 waiting.append(task)

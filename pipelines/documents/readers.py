@@ -19,8 +19,9 @@ from ...mm.media.pdf import holds_pictures, is_pdf
 from ...mm.media.policy import MediaPolicy, PdfFile, page_of
 from .answers import answer_blocks
 from .blocks import Block, PageRecord, Way
+from .page_blocks import page_blocks
 from .stop import StopSignal
-from .text_blocks import blocks_of, reading_order
+from .text_blocks import reading_order
 from .ways import INSTALL, ReaderKind
 
 if TYPE_CHECKING:
@@ -121,13 +122,13 @@ class LinesReader:
     def _read(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> PageRecord:
         pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy))
         lines, confidences = self._lines(pixels.numpy(), page.scale, stop)
-        blocks = blocks_of(lines, confidences, "reader", self.name)
+        blocks = page_blocks(lines, confidences, reading_order, source="reader", model=self.name)
         mean = sum(confidences) / len(confidences) if confidences else 1.0
         doubt = f"the mean confidence of its lines is {mean:.2f}" if mean < _MIN_CONFIDENCE else None
         return page.record(blocks, doubt=doubt)
 
     def _lines(self, pixels: NDArray[np.uint8], scale: float, stop: StopSignal) -> tuple[list[TextLine], list[float]]:
-        """Return the lines of a picture `[height, width, 3]` in reading order, with boxes in points, and their confidences."""
+        """Return the lines of a picture `[height, width, 3]` in any order, with boxes in points, and their confidences."""
         with self._lock:
             self._stop = stop
             result = self._engine(pixels[..., ::-1])  # it takes BGR, as OpenCV does
@@ -139,8 +140,7 @@ class LinesReader:
             box: Box = (round(min(xs), 2), round(min(ys), 2), round(max(xs), 2), round(max(ys), 2))
             lines.append(TextLine(text.strip(), box, round(box[3] - box[1], 2)))
             scores.append(round(float(score), 4))
-        order = reading_order(lines)
-        return [lines[i] for i in order], [scores[i] for i in order]
+        return lines, scores
 
 
 def _listed(values: Any) -> list[Any]:

@@ -10,7 +10,8 @@ from statistics import median
 from ...mm.media.page_facts import Box, TextLine
 from .blocks import Block, Kind, Line, Source, union
 
-_HYPHEN = "\u00ad"  # at the end of a line, of a word that goes on in the next one
+HYPHEN = "\u00ad"
+"""At the end of a line, of a word that goes on in the next one."""
 _ITEM = re.compile(r"(?:[•▪◦‣·○●■–*-]|\(?(?:\d{1,3}|[a-z]|[ivx]{1,4})[.)])\s+\S")
 _HEADING_LEVELS = ((1.7, 1), (1.35, 2), (1.12, 3))  # line height in heights of the text, and the level from there on
 _MAX_HEADING = 200  # characters
@@ -24,14 +25,21 @@ _COLUMN_SHARE = 0.6  # of the width of a page's text: wider lines stand above or
 _MIN_GAP = 0.9  # line heights between two columns, at least
 _MAX_CUTS = 32  # of columns into columns
 
+Span = tuple[float, float]
+"""Left and right end of a column."""
+
 
 def blocks_of(
-    lines: Sequence[TextLine], confidences: Sequence[float | None], source: Source = "text_layer", model: str = ""
+    lines: Sequence[TextLine],
+    confidences: Sequence[float | None],
+    source: Source = "text_layer",
+    model: str = "",
+    body: float | None = None,
 ) -> tuple[Block, ...]:
-    """Return the blocks of lines that stand in reading order."""
+    """Return the blocks of lines that stand in reading order. `body`: height of the page's text, if there are other lines."""
     if not lines:
         return ()
-    body = _body_size(lines)
+    body = body_size(lines) if body is None else body
     pairs = list(zip(lines, confidences, strict=True))
     return tuple(_block(group, body, source, model) for group in _groups(pairs))
 
@@ -50,20 +58,23 @@ def text_order(lines: Sequence[TextLine]) -> list[int]:
 
     Tables have columns, too, whose lines are short; they are left in the order of the file.
     """
-    return reading_order(lines) if _has_columns(lines) else list(range(len(lines)))
+    return reading_order(lines) if column_spans(lines) else list(range(len(lines)))
 
 
-def _has_columns(lines: Sequence[TextLine]) -> bool:
+def column_spans(lines: Sequence[TextLine]) -> list[Span]:
+    """Return the left and right end of each column of running text; none on a page without columns."""
     long = [i for i, line in enumerate(lines) if len(line.text) >= _COLUMN_CHARS]
     if len(long) < 2 * _COLUMN_LINES:
-        return False
+        return []
     boxes = [line.box for line in lines]
     left, _, right, _ = union([boxes[i] for i in long])
     narrow = [i for i in long if boxes[i][2] - boxes[i][0] < _COLUMN_SHARE * (right - left)]
     if len(narrow) < 2 * _COLUMN_LINES:
-        return False
+        return []
     columns = _split(boxes, narrow, 0, _MIN_GAP * median(boxes[i][3] - boxes[i][1] for i in narrow))
-    return len(columns) > 1 and min(map(len, columns)) >= _COLUMN_LINES
+    if len(columns) < 2 or min(map(len, columns)) < _COLUMN_LINES:
+        return []
+    return [(min(boxes[i][0] for i in column), max(boxes[i][2] for i in column)) for column in columns]
 
 
 def _cut(boxes: Sequence[Box], indices: list[int]) -> Iterator[int]:
@@ -87,7 +98,7 @@ def _cut(boxes: Sequence[Box], indices: list[int]) -> Iterator[int]:
 
 def _rows(boxes: Sequence[Box], rows: list[list[int]], height: float) -> Iterator[int]:
     """Yield the lines of rows. Neighbouring rows that are cut into the same columns are read column by column."""
-    band, columns = list[int](), list[_Span]()
+    band, columns = list[int](), list[Span]()
     for row in rows:
         own = [(boxes[part[0]][0], max(boxes[i][2] for i in part)) for part in _split(boxes, row, 0, _MIN_GAP * height)]
         for span in own:
@@ -99,11 +110,7 @@ def _rows(boxes: Sequence[Box], rows: list[list[int]], height: float) -> Iterato
     yield from _band(boxes, band, height)
 
 
-_Span = tuple[float, float]
-"""Left and right end of a column."""
-
-
-def _add_span(spans: list[_Span], span: _Span, gap: float) -> None:
+def _add_span(spans: list[Span], span: Span, gap: float) -> None:
     """Add a span to those of columns, from left to right. Columns without a wider gap between them become one."""
     left, right = span
     first = bisect_left(spans, -gap, key=lambda other: other[1] - left)
@@ -129,8 +136,8 @@ def _split(boxes: Sequence[Box], indices: list[int], axis: int, gap: float) -> l
     return groups
 
 
-def _body_size(lines: Sequence[TextLine]) -> float:
-    """Return the height of the lines that hold most of the text."""
+def body_size(lines: Sequence[TextLine]) -> float:
+    """Return the height in points of the lines that hold most of the text."""
     characters = dict[float, int]()
     for line in lines:
         size = round(line.size, 1)
@@ -164,7 +171,7 @@ def _continues(group: Sequence[_Pair], line: TextLine, margin: float) -> bool:
     overlap = min(line.box[2], last.box[2]) - max(line.box[0], last.box[0])
     if not -0.6 * size <= gap <= _SPACING * size or overlap <= 0:
         return False
-    if not last.text.endswith((_HYPHEN, "-")) and _fits_before(last, line, margin):
+    if not last.text.endswith((HYPHEN, "-")) and _fits_before(last, line, margin):
         return False
     is_item, left = bool(_ITEM.match(first.text)), group[1][0].box[0] if len(group) > 1 else first.box[0]
     return is_item or line.box[0] - left < _INDENT * size
@@ -187,7 +194,7 @@ def _block(group: Sequence[_Pair], body: float, source: Source, model: str) -> B
         kind=kind,
         text=text,
         box=union([line.box for line in lines]),
-        lines=tuple(Line(line.text.replace(_HYPHEN, "-"), line.box, confidence) for line, confidence in group),
+        lines=tuple(Line(line.text.replace(HYPHEN, "-"), line.box, confidence) for line, confidence in group),
         level=level,
         confidence=round(sum(confidences) / len(confidences), 4) if confidences else None,
         source=source,
@@ -199,7 +206,7 @@ def join_lines(lines: Sequence[str]) -> str:
     """Return the text of lines. A word that is hyphenated at the end of a line becomes whole again."""
     parts, end = list[str](), ""  # `end`: the last two characters
     for line in lines:
-        if end.endswith(_HYPHEN):
+        if end.endswith(HYPHEN):
             parts[-1], end = parts[-1][:-1], end[:-1]
             part = line if line[:1].islower() else f"-{line}"
         elif end.endswith("-") and end[:-1].isalpha() and line[:1].isalpha():
@@ -209,4 +216,4 @@ def join_lines(lines: Sequence[str]) -> str:
         if part:
             parts.append(part)
             end = (end + part)[-2:]
-    return "".join(parts).replace(_HYPHEN, "-")
+    return "".join(parts).replace(HYPHEN, "-")

@@ -1,0 +1,59 @@
+"""The blocks of a page whose lines have boxes: its tables, and the text around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...mm.media.page_facts import TextLine
+from ...mm.media.page_rules import Rule
+from .blocks import Block, Line, Source, table_text
+from .text_blocks import HYPHEN, blocks_of, body_size, column_spans
+from .text_tables import TextTable, find_tables
+
+Order = Callable[[Sequence[TextLine]], list[int]]
+
+
+def page_blocks(
+    lines: Sequence[TextLine],
+    confidences: Sequence[float | None],
+    order: Order,
+    rules: Sequence[Rule] = (),
+    source: Source = "text_layer",
+    model: str = "",
+) -> tuple[Block, ...]:
+    """Return the blocks of lines in reading order.
+
+    Args:
+        order: returns the indices of lines in reading order. A table is one line without text for it.
+        rules: horizontal and vertical lines of the page.
+    """
+    tables = find_tables(lines, rules, column_spans(lines))
+    if not tables:
+        indices = order(lines)
+        return blocks_of([lines[i] for i in indices], [confidences[i] for i in indices], source, model)
+    body, owners = body_size(lines), {min(table.lines): table for table in tables}
+    taken = {index for table in tables for index in table.lines}
+    kept = [index for index in range(len(lines)) if index not in taken or index in owners]
+    shown = [TextLine("", owners[index].box, body) if index in owners else lines[index] for index in kept]
+    blocks, run = list[Block](), list[int]()
+
+    def end_run() -> None:
+        blocks.extend(blocks_of([lines[i] for i in run], [confidences[i] for i in run], source, model, body))
+        run.clear()
+
+    for index in (kept[i] for i in order(shown)):
+        if index in owners:
+            end_run()
+            blocks.append(_table_block(owners[index], confidences, source, model))
+        else:
+            run.append(index)
+    end_run()
+    return tuple(blocks)
+
+
+def _table_block(table: TextTable, confidences: Sequence[float | None], source: Source, model: str) -> Block:
+    lines = tuple(Line(piece.text.replace(HYPHEN, "-"), piece.box, confidences[piece.line]) for piece in table.pieces)
+    known = [line.confidence for line in lines if line.confidence is not None]
+    confidence = round(sum(known) / len(known), 4) if known else None
+    text = table_text(table.cells)
+    return Block("table", text, table.box, lines, confidence=confidence, source=source, model=model, cells=table.cells)
