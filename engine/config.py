@@ -50,6 +50,7 @@ _POSITIVE = (
     "max_grammar_chars",
     "max_loras",
     "max_lora_rank",
+    "tensor_parallel_size",
 )
 _FLAGS = (
     "offline",
@@ -145,6 +146,9 @@ class EngineConfig:
             computes end with an error, and items that were being encoded are refused for `quarantine_seconds`.
         engine_standby: keep a second process, which has imported its modules and no model (160 MB), to take the place of an
             engine's process that has died. It saves the seconds of the imports.
+        tensor_parallel_size: number of processes that divide the decoder's heads, MLPs and head among them, each with its part
+            of the weights and of the KV cache. Answers have the same bits as with 1. Above 1, it implies `engine_process`, and
+            runs on a CPU.
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
@@ -223,6 +227,7 @@ class EngineConfig:
     engine_process: bool = False
     engine_restarts: int = 3
     engine_standby: bool = False
+    tensor_parallel_size: int = 1
     max_logprobs: int = 20
     max_sampling_chars: int = 1 << 14
     max_uuids: int = 1 << 16
@@ -257,6 +262,8 @@ class EngineConfig:
             object.__setattr__(self, "load_mtp", True)
         for name in _POSITIVE:
             _check_positive(name, getattr(self, name))
+        if self.tensor_parallel_size > 1:
+            object.__setattr__(self, "engine_process", True)
         if not isinstance(self.media, MediaPolicy):
             raise _error("media", self.media, "must be a MediaPolicy or a mapping of its fields")
         for name in ("max_model_len", "kv_cache_memory_bytes", "prefix_cache_bytes", "encoder_cache_bytes"):
@@ -413,7 +420,7 @@ def cache_budget(config: EngineConfig, device: torch.device) -> int:
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     assert device.type == "cpu", "on a GPU, memory.resolve_cache_memory sets kv_cache_memory_bytes"
-    return min(_DEFAULT_CACHE_BYTES, host_memory() // 4)
+    return min(_DEFAULT_CACHE_BYTES, host_memory() // 4) // config.tensor_parallel_size
 
 
 def host_memory() -> int:

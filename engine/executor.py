@@ -18,6 +18,7 @@ from ..kernels.bodies import bodies_in_use
 from ..models.interface import Model, SupportsClassification, SupportsPooling
 from .core_info import CoreInfo
 from .errors import error_info
+from .logits_processors import register_path
 from .threads import use_threads
 from .types import GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
 from .worker.model_runner import AsyncStepOutput, ModelRunner
@@ -46,6 +47,9 @@ class Executor(Protocol):
 
     def update(self, update: WorkerUpdate) -> tuple[GrammarResult, ...]:
         """Change what the workers keep beside steps. Return the grammars whose compilation has ended, each once."""
+
+    def register(self, name: str, path: str) -> None:
+        """Register a logits processor that requests name. Raise InputError if it cannot be imported from its path."""
 
     def load_adapter(self, folder: str) -> LoadedAdapter:
         """Read an adapter for requests. Errors: see `AdapterStore.load`."""
@@ -148,6 +152,9 @@ class LocalExecutor:
             error = future.exception()
             results.append(GrammarResult(name, None if error is None else error_info(error, "compiling a grammar")))
         return tuple(results)
+
+    def register(self, name: str, path: str) -> None:
+        register_path(name, path)
 
     def load_adapter(self, folder: str) -> LoadedAdapter:
         return self.runner.load_adapter(Path(folder))

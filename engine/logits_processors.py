@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from inspect import signature
+from pkgutil import resolve_name
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -55,6 +56,18 @@ def register_logits_processor(name: str, factory: _Factory) -> _Factory:
         reason = f"the name {short_repr(name)} is taken by another logits processor; choose another one"
         raise InputError(reason, param="name")
     return factory
+
+
+def register_path(name: str, path: str) -> None:
+    """Register a logits processor in the engine's process from its path, "module:name". Raise InputError if that fails."""
+    try:
+        factory = resolve_name(path)
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"logits processor {name!r} cannot be imported from {path} by the engine's process: {reason}"
+        ) from None
+    register_logits_processor(name, factory)
 
 
 def normalize_processors(processors: object) -> dict[str, dict[str, Any]]:

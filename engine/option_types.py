@@ -156,7 +156,6 @@ class VllmEngineArgs(TypedDict, total=False):
     structured_outputs_config: Any
     swap_space: Any
     task: Any
-    tensor_parallel_size: Any
     tokenizer: Any
     tokenizer_mode: Any
     tokenizer_pool_size: Any
@@ -208,6 +207,7 @@ class EngineOptions(VllmEngineArgs, total=False):
     engine_process: bool | None
     engine_restarts: int | None
     engine_standby: bool | None
+    tensor_parallel_size: int | None
     max_logprobs: int | None
     max_sampling_chars: int | None
     max_uuids: int | None

@@ -211,7 +211,8 @@ def check(
             if part in views:
                 missing.discard(part)
                 if has_shape:
-                    _check_shape(stored, tensor.shape, views[part])
+                    held = layers[part][0].held_part(part, tensor) if isinstance(tensor, Tensor) else tensor
+                    _check_shape(stored, held.shape, views[part])
                     _note_dtype(part, tensor, layers[part][0])
             elif not part.endswith(_BUFFER):
                 surplus.append(stored)
@@ -269,6 +270,8 @@ def _put(
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
     target = views.pop(name)
+    if isinstance(tensor, Tensor):
+        tensor = layer.held_part(name, tensor)
     _check_shape(stored, tensor.shape, target)
     if isinstance(tensor, QuantizedWeight):
         if not isinstance(layer, Linear) or not layer.formats:

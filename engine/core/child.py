@@ -16,7 +16,7 @@ _CLOSE_SECONDS = 10.0  # how long `end` waits for the child to end before it is 
 
 @dataclass(frozen=True)
 class Child:
-    """A process that runs `server`, its channel, and the memory in which it names the items that it encodes."""
+    """A process that runs `server` or `rank_server`, its channel, and the memory where `server` names items that it encodes."""
 
     process: subprocess.Popen[bytes]
     channel: Channel
@@ -50,18 +50,19 @@ class Child:
         self.activity.close()
 
 
-def start_child(bodies: Sequence[str] = ()) -> Child:
+def start_child(bodies: Sequence[str] = (), program: str = "server") -> Child:
     """Start a child, in a session of its own so that Ctrl-C in a terminal reaches this process only.
 
     Args:
         bodies: as in `CoreInfo`, of the child that this one replaces, so that answers have the same bits. Empty: it chooses.
+        program: the module of this package that it runs.
     """
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # the child imports from the same places
     options = [part for option in sys.warnoptions for part in ("-W", option)]
     connection, child_end = Pipe()
     activity = Activity()
     shared = child_end.fileno(), activity.fileno
-    command = [sys.executable, "-P", *options, "-m", f"{__package__}.server", *map(str, shared)]
+    command = [sys.executable, "-P", *options, "-m", f"{__package__}.{program}", *map(str, shared)]
     with child_end:
         process = subprocess.Popen(
             command,

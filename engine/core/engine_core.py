@@ -157,6 +157,10 @@ class EngineCore:
         self._release_grammar(request_id)
         return self.scheduler.sequences.abort(request_id)
 
+    def register(self, name: str, path: str) -> None:
+        """Register a logits processor from its path, "module:name". Raise InputError if it cannot be imported."""
+        self.executor.register(name, path)
+
     def close(self) -> None:
         """End the executor's threads and processes. The memory is freed with the object."""
         self.executor.close()

@@ -11,21 +11,19 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
-from ...callers.errors import InputError, SensoriumError
+from ...callers.errors import SensoriumError
 from ...callers.exits import end_process
 from ...checkpoints.heap import trim_heap
 from ...models.registry import register_model
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig
 from ..core_info import CoreInfo
-from ..logits_processors import register_logits_processor
 from ..model_files import load_model_files
-from ..setup.loader import load_engine
+from ..setup.loader import load_ranks
 from ..setup.resolve import load_processing
 from ..stats import EngineStats
 from .channel import Activity, Channel, pack
@@ -53,18 +51,6 @@ class _Records(logging.Handler):
         return taken
 
 
-def _register(name: str, path: str) -> None:
-    """Register a logits processor from its path, "module:name"."""
-    try:
-        factory = resolve_name(path)
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(
-            f"logits processor {name!r} cannot be imported from {path} by the engine's process: {reason}"
-        ) from None
-    register_logits_processor(name, factory)
-
-
 def _described(error: BaseException) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     """Return an exception as plain data: class name, arguments and attributes."""
     if isinstance(error, SensoriumError):
@@ -72,7 +58,7 @@ def _described(error: BaseException) -> tuple[str, tuple[Any, ...], dict[str, An
     return type(error).__name__, (str(error),), {}
 
 
-def _end_with_parent(descriptor: int) -> None:
+def end_with_parent(descriptor: int) -> None:
     """End this process as soon as the other side of the pipe is closed, even during a step. Runs in a thread."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
@@ -117,9 +103,6 @@ class _Server:
         try:
             if verb == "load":
                 return False, self._load(*arguments)
-            if verb == "register":
-                _register(*arguments)
-                return False, None
             if verb == "stats":
                 return False, self._core.stats
             return False, getattr(self._core, verb)(*arguments)
@@ -138,7 +121,7 @@ class _Server:
         files = load_model_files(config.model, config.adapter, config.hf_overrides)
         tokenizer = Tokenizer(files.tokenizer_folder)
         info = load_processing(files, config.mm_processor_kwargs, tokenizer)
-        self._core, config = load_engine(config, files, info, tokenizer)
+        self._core, config = load_ranks(config, files, info, tokenizer)
         self._core.report_encoding = self._activity.write
         self._core.bind_thread(num_threads)
         return self._core.info, config, self._core.stats
@@ -148,7 +131,7 @@ def main() -> None:
     """Run the child's program. Its arguments are the file descriptors of the pipe and of `Activity`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(connection.fileno(),), daemon=True).start()
     records, logger = _Records(), logging.getLogger(PACKAGE)
     logger.addHandler(records)
     logger.propagate = False

@@ -11,6 +11,7 @@ from ...callers.errors import ConfigError, short_repr
 from ...kernels.dispatch import use_backends
 from ...mm.hashing import digest
 from ...models.interface import Model, SupportsRowDecoding, SupportsSimilarity
+from ...models.layers.ranks import Ranks
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig
@@ -18,6 +19,7 @@ from ..core.client import CoreClient
 from ..core.encoder_core import EncoderCore
 from ..core.engine_core import EngineCore
 from ..core.process import ProcessCore
+from ..core.rank_executor import Peers, RankExecutor
 from ..executor import LocalExecutor
 from ..kv_cache.block_pool import BlockPools
 from ..kv_cache.groups import group_layers
@@ -58,9 +60,12 @@ def load_core(
 
 
 def load_engine(
-    config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer
+    config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer, ranks: Ranks | None = None
 ) -> tuple[EngineCore | EncoderCore, EngineConfig]:
     """Build the model, plan and allocate the caches, and load the weights. Return the core and the resolved options.
+
+    Args:
+        ranks: the processes that share the model, if this is one of them.
 
     Raises:
         ConfigError: as `resolve_engine`, and a kernel that cannot run here.
@@ -70,7 +75,7 @@ def load_engine(
     with use_backends(config.kernels), computing_on(device):
         if files.dtype(config.dtype) != dtype:
             _log.info("%s", describe_dtype(files, dtype))
-        engine = resolve_engine(config, files, info, on_device=True)
+        engine = resolve_engine(config, files, info, on_device=True, ranks=ranks)
         config, model = engine.config, engine.model
         draft = find_draft(config, model)
         if draft is not None:
@@ -100,6 +105,26 @@ def load_engine(
         if config.warm_up:
             encode_small_items(model, info, [name for name in info.modalities if config.encodes(name)], dtype, device)
         return core, config
+
+
+def load_ranks(
+    config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer
+) -> tuple[EngineCore | EncoderCore, EngineConfig]:
+    """Load a model in this process, or its parts in this process and in others. Arguments and errors: see `load_engine`."""
+    if config.tensor_parallel_size == 1:
+        return load_engine(config, files, info, tokenizer)
+    resolve_engine(config, files, info, on_device=False)  # errors that need no other process
+    peers = Peers(config)
+    try:
+        core, config = load_engine(config, files, info, tokenizer, peers.ranks)
+        peers.check_loaded()
+    except BaseException:
+        peers.close()
+        raise
+    assert isinstance(core, EngineCore)
+    assert isinstance(core.executor, LocalExecutor)
+    core.executor = RankExecutor(core.executor, peers)
+    return core, config
 
 
 def _load_predictor(core: EngineCore) -> None:

@@ -28,6 +28,7 @@ from ...models.decoder_model import TEXT_PREFIXES, DecoderModel, decoder_on_meta
 from ...models.fallback.fallback import Fallback
 from ...models.interface import CacheSpec, Model, SupportsLargeViews, SupportsStreams
 from ...models.layers.linear import Linear, LmHead, deferred_weights
+from ...models.layers.ranks import Ranks, building_for
 from ...models.packed_cache import restore_packed, save_packed
 from ...models.quantization import parse_quantization
 from ...models.request_adapters import AdaptedLayers
@@ -40,6 +41,7 @@ from ...processors.sentence_transformers import SentenceTransformersConfig
 from ..config import EngineConfig
 from ..model_files import ModelFiles, load_model_files, resolve
 from .implementation import explain_fallback, is_fallback, resolve_architecture, verify_fallback
+from .rank_checks import check_ranks
 
 _INVALID_JSON = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
 """Exceptions of a model's constructor if config.json has values of a wrong type, or sizes too large for any memory."""
@@ -58,11 +60,17 @@ def computing_dtype(config: EngineConfig, files: ModelFiles) -> torch.dtype:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A checkpoint and the options that its model is built with. `info`: its processing, built with the same options."""
+    """A checkpoint and the options that its model is built with.
+
+    Args:
+        info: its processing, built with the same options.
+        ranks: the processes that share the model, if there are several.
+    """
 
     config: EngineConfig
     files: ModelFiles
     info: ProcessingInfo
+    ranks: Ranks | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,7 +118,8 @@ class ModelSource:
         if config.packed_cache_dir is None or config.torch_device.type != "cpu" or self.files.adapter is not None:
             return None
         kernels = (native.ABI, bodies_in_use(), config.kernels, config.dtype == "auto", str(self.dtype))
-        name = digest("sensorium.packed", self.files.stat_digest(), config.quantization, kernels)
+        part = () if self.ranks is None else (self.ranks.rank, self.ranks.size)
+        name = digest("sensorium.packed", self.files.stat_digest(), config.quantization, kernels, *part)
         return Path(config.packed_cache_dir) / f"{name}.safetensors"
 
     def reload(self) -> Model:
@@ -134,7 +143,10 @@ class ModelSource:
     def _build(self, device: torch.device) -> Model:
         modalities = [name for name in self.modalities if self.config.encodes(name)]
         wanted = ModelParts(modalities, self.config.parts, self.config.load_mtp)
-        model = build_model(self.files, self.info, self.dtype, device, wanted)
+        with building_for(self.ranks):
+            model = build_model(self.files, self.info, self.dtype, device, wanted)
+        if self.ranks is not None:
+            check_ranks(model, self.ranks, self.files.architecture)
         self._check_quantization(model)
         if isinstance(model, DecoderModel) and (self.config.enable_prompt_embeds or self.config.parts == "decoder"):
             model.reads_encoder_rows = True

@@ -16,6 +16,7 @@ from ...kernels.backends import BACKENDS, MEDIA_OPS, has_triton
 from ...kernels.dispatch import can_run, parse_overrides
 from ...kernels.linear import keeps_float16
 from ...models.interface import Model
+from ...models.layers.ranks import Ranks
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import PUBLISHED_FORMATS, EngineConfig, check_max_model_len
@@ -23,6 +24,7 @@ from ..model_files import ModelFiles, WholeConfig, resolve
 from .implementation import check_options, describe_implementation, explain_fallback, is_fallback, resolve_architecture
 from .memory import MaxSizes, check_cache_memory, max_cross_rows, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
 from .model_source import ModelSource, build_from_json, computing_dtype
+from .rank_checks import check_rank_options
 from .talker import build_talker, talker_bytes
 
 _log = logging.getLogger(__name__)
@@ -75,11 +77,14 @@ def check_pruning(config: EngineConfig, info: ProcessingInfo) -> None:
         raise ConfigError(reason, param="video_pruning_rate")
 
 
-def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, on_device: bool) -> ResolvedEngine:
+def resolve_engine(
+    config: EngineConfig, files: ModelFiles, info: ProcessingInfo, on_device: bool, ranks: Ranks | None = None
+) -> ResolvedEngine:
     """Check the options and size the engine. Runs inside `use_backends(config.kernels)`.
 
     Args:
         on_device: build the model on its device, for weights to be loaded; else on the meta device.
+        ranks: the processes that share the model. None, with `tensor_parallel_size` above 1: a plan for rank 0.
 
     Raises:
         ConfigError: an unknown architecture, options that contradict the model or the device, or a cache that cannot hold one
@@ -89,6 +94,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
     if is_fallback(row):
         _log.warning("%s", describe_implementation(row, files))
     check_options(row, config)
+    check_rank_options(config)
     if isinstance(config.quantization, str) and config.quantization in PUBLISHED_FORMATS:
         if files.quantization_config is None and files.path.suffix != SUFFIX:
             how = "leave it out, give a quantised one, or quantise while loading with 'int4', 'int8' or 'fp8'"
@@ -107,7 +113,9 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
         )
     if config.load_talker:
         build_talker(config, files, torch.device("meta"))
-    source = ModelSource(config, files, info)
+    if ranks is None and config.tensor_parallel_size > 1:
+        ranks = Ranks(0, config.tensor_parallel_size)
+    source = ModelSource(config, files, info, ranks)
     plan_model = cache(source.build_for_plan)
     if config.parts != "encoder":
         config = resolve_cache_memory(config, plan_model, info, partial(talker_bytes, config, files))

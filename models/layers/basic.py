@@ -48,6 +48,10 @@ class WeightedLayer(TensorModule, Convertible):
         """Yield the canonical name and the memory of each tensor of this module; `path` is the module's path from the root."""
         yield from ()
 
+    def held_part(self, name: str, stored: Tensor) -> Tensor:
+        """Return the part of a stored tensor that this layer holds. `name`: its canonical name."""
+        return stored
+
     def packed_bytes(self, device: torch.device) -> int:
         """Return the bytes of this module's tensors after `pack` on `device`."""
         return sum(tensor.nbytes for _, tensor in self.tensors(""))

@@ -10,17 +10,25 @@ from torch import Tensor, nn
 
 from .basic import Norm, WeightedLayer
 from .linear import Linear
+from .ranks import Rows
 
 
 class StoredTensor(WeightedLayer):
-    """A bare tensor of a checkpoint: a class token, a table, a factor. Its name is the module's path, without `.weight`."""
+    """A bare tensor of a checkpoint: a class token, a table, a factor. Its name is the module's path, without `.weight`.
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    `rows`: those of the stored tensor that this rank holds, `shape[0]` of them; None: all.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, rows: Rows | None = None) -> None:
         super().__init__()
+        self.rows = rows
         self.weight = torch.empty(tuple(shape), dtype=dtype, device=device)
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         yield path, self.weight
+
+    def held_part(self, name: str, stored: Tensor) -> Tensor:
+        return stored if self.rows is None else self.rows.of(stored)
 
 
 @dataclass(frozen=True)

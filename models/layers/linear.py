@@ -22,6 +22,7 @@ from ...kernels.linear.int8 import pack_codes
 from ..memory_formulas import packed_weight_bytes, panel_bytes
 from .adapter import LowRank
 from .basic import EmbeddingTable, TensorModule, WeightedLayer
+from .ranks import Ranks, Rows, current_ranks
 from .row_adapter import AdapterSlot
 
 _deferred = ContextVar("sensorium_deferred_weights", default=False)
@@ -51,6 +52,8 @@ class Linear(WeightedLayer):
             The names replace the last part of the module's own path.
         bias: all shards have a bias, or none.
         exact: never quantised, for products that decide between nearly equal values (routers, logits).
+        rows: by shard, the rows of the stored tensors that this rank holds, whose number is the shard's outputs. Empty: all.
+        gathered: the ranks whose outputs are joined to the result, `[rows, ranks * out]`.
 
     Attributes:
         quantization: the format in which `pack` stores the weight: None (as it is), "float16", "int8", "fp8", or options of 4
@@ -74,9 +77,12 @@ class Linear(WeightedLayer):
         device: torch.device,
         *,
         exact: bool = False,
+        rows: Mapping[str, Rows] = {},
+        gathered: Ranks | None = None,
     ) -> None:
         super().__init__()
         self.shards, self.exact, self.in_features = dict(shards), exact, in_features
+        self.rows, self.gathered = rows, gathered
         self.slot: AdapterSlot | None = None
         self.outputs = out = sum(self.shards.values())
         self.device, self.dtype = device, dtype
@@ -102,6 +108,10 @@ class Linear(WeightedLayer):
     def weight_names(self, path: str) -> list[str]:
         """Return the canonical names of the shards' weights."""
         return [f"{path[: path.rfind('.') + 1]}{name}.weight" for name in self.shards]
+
+    def held_part(self, name: str, stored: Tensor) -> Tensor:
+        rows = self.rows.get(name.rpartition(".")[0].rpartition(".")[2])
+        return stored if rows is None else rows.of(stored)
 
     def allocate(self, formats: Mapping[str, WeightFormat]) -> None:
         """Set the formats of a layer that was built in `deferred_weights`; without any, allocate its weight."""
@@ -166,13 +176,31 @@ class Linear(WeightedLayer):
             adapter.add_(out[:, shard], x)
         if self.slot is not None:
             self.slot.add_(out, x)
-        return out
+        return out if self.gathered is None else self.gathered.gather(out)
 
 
 def _output_scales(weight: QuantizedWeight, method: str) -> Tensor | None:
     if isinstance(weight, GroupedWeight) and method in _CODES:
         return weight.output_scales(_CODES[method])
     return None
+
+
+def gathered_linear(
+    in_features: int,
+    name: str,
+    out_features: int,
+    bias: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    exact: bool = False,
+) -> Linear:
+    """Return a layer of one shard whose outputs the current ranks divide and gather, if they can be divided equally."""
+    ranks = current_ranks()
+    if ranks is None or not ranks.divides(out_features):
+        return Linear(in_features, {name: out_features}, bias, dtype, device, exact=exact)
+    rows, outputs = {name: Rows(out_features, (ranks.part(out_features),))}, out_features // ranks.size
+    return Linear(in_features, {name: outputs}, bias, dtype, device, exact=exact, rows=rows, gathered=ranks)
 
 
 class LmHead(TensorModule):
@@ -208,7 +236,7 @@ class LmHead(TensorModule):
             cap,
             () if embedding is None else (embedding,),
         )  # in a tuple, so that it is not registered as a submodule
-        self.proj = Linear(hidden, {"lm_head": vocab}, bias, dtype, device, exact=True) if embedding is None else None
+        self.proj = gathered_linear(hidden, "lm_head", vocab, bias, dtype, device, exact=True) if embedding is None else None
         self.packed: LinearWeight  # of a tied table, from `pack` on
 
     def packed_bytes(self, device: torch.device) -> int:
@@ -228,7 +256,7 @@ class LmHead(TensorModule):
             self.packed = embedding.share() if embedding.shared_dtype(table.device) else pack(table, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits = linear(hidden, self.packed if self.proj is None else self.proj.packed).float()
+        logits = (linear(hidden, self.packed) if self.proj is None else self.proj(hidden)).float()
         if self.scale != 1.0:
             logits *= self.scale
         if self.cap is not None:

@@ -9,14 +9,15 @@ from ...kernels.activation import act_and_mul, activation
 from ..memory_formulas import OpBytes
 from .adapter import NO_ADAPTERS, AdapterBytes
 from .basic import TensorModule
-from .linear import Linear
+from .linear import Linear, gathered_linear
+from .ranks import Ranks, Rows, building_for
 
 
 class GatedMlp(TensorModule):
     """`down(act(gate(x)) * up(x))`, `[rows, dim] -> [rows, out]`, where `out` is `dim` unless it is given.
 
     `fused`: the checkpoint stores gate and up as one matrix, `gate_up_proj`. `sparsity`,
-    `multipliers`: as in MlpSpec.
+    `multipliers`: as in MlpSpec. `ranks`: those that divide the inner numbers and the outputs; `ranks.size` divides `inner`.
     """
 
     def __init__(
@@ -32,14 +33,20 @@ class GatedMlp(TensorModule):
         out: int | None = None,
         sparsity: float = 0.0,
         multipliers: tuple[float, float] = (1.0, 1.0),
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
-        self.act, self.multipliers = act, multipliers
+        self.act, self.multipliers, self.ranks = act, multipliers, ranks
         quantile = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(sparsity)) if sparsity else torch.tensor(0.0)
         self.cut = float(quantile.to(dtype)) if sparsity else None  # in standard deviations
-        shards = {"gate_up_proj": 2 * inner} if fused else {"gate_proj": inner, "up_proj": inner}
-        self.gate_up = Linear(dim, shards, bias, dtype, device)
-        self.down = Linear(inner, {"down_proj": out or dim}, bias, dtype, device)
+        part = slice(0, inner) if ranks is None else ranks.part(inner)
+        rows = {"gate_proj": Rows(inner, (part,)), "up_proj": Rows(inner, (part,))}
+        if fused:
+            rows = {"gate_up_proj": Rows(2 * inner, (part, slice(inner + part.start, inner + part.stop)))}
+        shards = {name: len(held.slices) * (part.stop - part.start) for name, held in rows.items()}
+        self.gate_up = Linear(dim, shards, bias, dtype, device, rows={} if ranks is None else rows)
+        with building_for(ranks):
+            self.down = gathered_linear(inner, "down_proj", out or dim, bias, dtype, device)
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run the MLP. `modality_ids` is ignored; `layers.moe` uses it."""
@@ -50,7 +57,7 @@ class GatedMlp(TensorModule):
         if gate != 1.0:
             hidden[:, : hidden.shape[1] // 2].mul_(gate)
         hidden = act_and_mul(self.act, hidden)
-        result = self.down(hidden)
+        result = self.down(hidden if self.ranks is None else self.ranks.gather(hidden))
         return result if out == 1.0 else result.mul_(out)
 
 
@@ -60,19 +67,32 @@ def _cut_(gate: Tensor, deviations: float) -> None:
 
 
 class PlainMlp(TensorModule):
-    """`down(act(up(x)))`, `[rows, dim] -> [rows, dim]`. `names`: of both layers in the checkpoint."""
+    """`down(act(up(x)))`, `[rows, dim] -> [rows, dim]`. `names`: of both layers in the checkpoint. `ranks`: as in GatedMlp."""
 
     def __init__(
-        self, dim: int, inner: int, bias: bool, dtype: torch.dtype, device: torch.device, act: str, names: tuple[str, str]
+        self,
+        dim: int,
+        inner: int,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        act: str,
+        names: tuple[str, str],
+        *,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
-        self.act = act
-        self.up = Linear(dim, {names[0]: inner}, bias, dtype, device)
-        self.down = Linear(inner, {names[1]: dim}, bias, dtype, device)
+        self.act, self.ranks = act, ranks
+        part = slice(0, inner) if ranks is None else ranks.part(inner)
+        rows = {} if ranks is None else {names[0]: Rows(inner, (part,))}
+        self.up = Linear(dim, {names[0]: part.stop - part.start}, bias, dtype, device, rows=rows)
+        with building_for(ranks):
+            self.down = gathered_linear(inner, names[1], dim, bias, dtype, device)
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run the MLP. `modality_ids` is ignored, as in GatedMlp."""
-        return self.down(activation(self.act, self.up(x)))
+        hidden = activation(self.act, self.up(x))
+        return self.down(hidden if self.ranks is None else self.ranks.gather(hidden))
 
 
 def gated_mlp_bytes(width: int, inner: int, ops: OpBytes, out: int | None = None, adapters: AdapterBytes = NO_ADAPTERS) -> int:

@@ -18,7 +18,8 @@ from ..interface import CacheSpec, StepLimits
 from ..layers.adapter import AdapterBytes
 from ..layers.basic import Converter, Convertible, Norm, TensorModule
 from ..layers.builder import StoredTensor
-from ..layers.linear import Linear
+from ..layers.linear import Linear, gathered_linear
+from ..layers.ranks import Ranks, Rows, building_for, current_ranks
 from ..memory_formulas import FLOAT32, OpBytes
 from .rope import CosSin
 from .spec import (
@@ -57,7 +58,15 @@ class DecoderAttention(TensorModule, Convertible):
 
     def __init__(self, spec: AttentionSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
+        self.ranks = ranks = _ranks_of(spec)
         heads, kv_heads, dim = spec.heads, spec.kv_heads if spec.source is None else 0, spec.head_dim
+        held, held_kv = (slice(0, count) if ranks is None else _held_heads(ranks, count) for count in (heads, kv_heads))
+        of_shard = {"q_proj": _rows(heads, dim, held), "gate": _rows(heads, dim, held)}
+        of_shard |= dict.fromkeys(("k_proj", "v_proj"), _rows(kv_heads, dim, held_kv))
+        if spec.fused:
+            fused = _rows(heads, dim, held), *(_rows(kv_heads, dim, held_kv, heads + i * kv_heads) for i in range(2))
+            of_shard["qkv_proj"] = Rows((heads + 2 * kv_heads) * dim, [rows for part in fused for rows in part.slices])
+        heads, kv_heads = held.stop - held.start, held_kv.stop - held_kv.start
         self.in_scale, self.out_scale = spec.in_scale, spec.out_scale
         self.qkv_heads, self.dim, self.gated = (heads, kv_heads, kv_heads), dim, spec.gated
         self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
@@ -72,9 +81,11 @@ class DecoderAttention(TensorModule, Convertible):
         if spec.gated:
             shards["gate"] = heads * dim
         shards = {name: outputs for name, outputs in shards.items() if outputs}
-        self.qkv = Linear(stack.hidden_size, shards, spec.bias, dtype, device)
-        self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
-        self.sinks = StoredTensor((heads,), torch.float32, device) if spec.sinks else None
+        self.qkv = Linear(stack.hidden_size, shards, spec.bias, dtype, device, rows={} if ranks is None else of_shard)
+        with building_for(ranks):
+            self.out = gathered_linear(spec.heads * dim, "o_proj", stack.hidden_size, spec.out_bias, dtype, device)
+        sinks = None if ranks is None else _rows(spec.heads, 1, held)
+        self.sinks = StoredTensor((heads,), torch.float32, device, sinks) if spec.sinks else None
         kind = "full" if spec.window is None else "chunk" if spec.chunked else "window"
         self.cache_spec = CacheSpec(kind, kv_heads, dim, dtype, spec.window)
         self.clip = spec.clip
@@ -115,7 +126,8 @@ class DecoderAttention(TensorModule, Convertible):
         attended = paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap, sinks)
         if self.gated:
             attended *= activation("sigmoid", projected[:, sum(self.qkv_heads) :].flatten(1)).view_as(attended)
-        out = self.out(attended.flatten(1))
+        attended = attended.flatten(1)
+        out = self.out(attended if self.ranks is None else self.ranks.gather(attended))
         return out if self.out_scale == 1.0 else out.mul_(self.out_scale)
 
     def _project(self, x: Tensor) -> Tensor:
@@ -150,6 +162,28 @@ class DecoderAttention(TensorModule, Convertible):
         if self.clip is not None:
             qkv.clamp_(-self.clip, self.clip)
         return prepare_qkv(qkv, cache, attn, rotation, self.interleaved, norms)
+
+
+def _ranks_of(spec: AttentionSpec) -> Ranks | None:
+    """Return the ranks that divide the heads; None if each has all of them, because a norm or a projection mixes them."""
+    ranks = current_ranks()
+    if ranks is None or spec.query_latent is not None or spec.qk_norm in ("all", "centered"):
+        return None
+    kv_heads_fit = ranks.divides(spec.kv_heads) or ranks.size % spec.kv_heads == 0
+    return ranks if ranks.divides(spec.heads) and kv_heads_fit else None
+
+
+def _held_heads(ranks: Ranks, heads: int) -> slice:
+    """Return this rank's heads. Where there are fewer heads of keys than ranks, several ranks hold the same one."""
+    if heads and not ranks.divides(heads):
+        first = ranks.rank * heads // ranks.size
+        return slice(first, first + 1)
+    return ranks.part(heads)
+
+
+def _rows(heads: int, dim: int, held: slice, first: int = 0) -> Rows:
+    """Return the rows of `held` heads in a tensor of `heads`; `first`: heads that are stored before them."""
+    return Rows(heads * dim, (slice((first + held.start) * dim, (first + held.stop) * dim),))
 
 
 class CrossAttention(TensorModule):

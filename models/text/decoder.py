@@ -19,6 +19,7 @@ from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
 from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes
 from ..layers.moe import Mixture, MixtureBeside, ModalityMixture, mixture_bytes
+from ..layers.ranks import current_ranks
 from ..layers.recurrent import GatedDeltaNet, LightningAttention, Mamba2, ShortConv, recurrent_bytes
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
 from .attention import CrossAttention, DecoderAttention, attention_bytes
@@ -269,11 +270,23 @@ def _mixer(
 def build_mlp(m: MlpSpec | MoeSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> TensorModule:
     """Return the MLP or the mixture of experts of a layer."""
     if isinstance(m, MlpSpec):
+        ranks = current_ranks()
+        if ranks is not None and (m.sparsity or not ranks.divides(m.inner)):  # a sparse gate needs the mean of all numbers
+            ranks = None
         if m.plain is not None:
-            return PlainMlp(stack.hidden_size, m.inner, m.bias, dtype, device, m.act, m.plain)
+            return PlainMlp(stack.hidden_size, m.inner, m.bias, dtype, device, m.act, m.plain, ranks=ranks)
         width, sparsity, multipliers = stack.hidden_size, m.sparsity, m.multipliers
         return GatedMlp(
-            width, m.inner, m.bias, dtype, device, act=m.act, fused=m.fused, sparsity=sparsity, multipliers=multipliers
+            width,
+            m.inner,
+            m.bias,
+            dtype,
+            device,
+            act=m.act,
+            fused=m.fused,
+            sparsity=sparsity,
+            multipliers=multipliers,
+            ranks=ranks,
         )
     mixture = Mixture if len(m.modality_experts) == 1 else ModalityMixture
     return mixture(stack.hidden_size, m, dtype, device)

@@ -1,0 +1,213 @@
+"""An executor over several processes, the ranks, each of which holds a part of the decoder's weights and KV cache.
+
+Every rank gets every message in the same order, encodes the same items, samples the same tokens, and joins its part of each
+layer with those of the others. A rank that ends, stands still or computes something else ends this process, so that all ranks
+end and the engine is started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from ...kernels.bodies import bodies_in_use
+from ...models.layers.ranks import Ranks
+from ...models.registry import registered_models
+from ..config import EngineConfig
+from ..core_info import CoreInfo
+from ..errors import error_text
+from ..executor import LocalExecutor
+from ..types import GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
+from .channel import pack
+from .child import Child, start_child
+
+GATHER_SECONDS = 300.0  # the longest wait of one rank for another within a layer
+EXIT_CODE = 70  # of a process whose ranks are no longer alike: EX_SOFTWARE
+_CHECK_SECONDS = 0.5
+_STOPPED_CHECKS = 4  # checks in a row that see a stopped process before it is taken for dead
+_log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
+
+
+def join(rank: int, size: int, meeting: str) -> Ranks:
+    """Wait until all ranks of a model are here. `meeting`: path of a file that they share."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store: Any = distributed.FileStore(meeting, size)  # type: ignore[attr-defined]
+    limit = timedelta(seconds=GATHER_SECONDS)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    return Ranks(rank, size)
+
+
+def signature(output: StepOutput) -> Signature:
+    """Return what all ranks must agree on: the tokens of each sequence, and whether it failed."""
+    return tuple((token.request_id, tuple(token.token_ids), token.error is None) for token in output.tokens)
+
+
+class Peers:
+    """The other ranks: child processes that run `rank_server`. This process is rank 0 and divides its threads among all."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the processes and wait until they have met."""
+        size = config.tensor_parallel_size
+        threads = max(1, torch.get_num_threads() // size)
+        torch.set_num_threads(threads)
+        level = logging.getLogger(__name__.partition(".")[0]).getEffectiveLevel()
+        models = [(name, row.model, row.processing) for name, row in registered_models().items()]
+        bodies = bodies_in_use() if config.torch_device.type == "cpu" else ()
+        self.children: list[Child] = []
+        self._closed = False
+        self._folder = tempfile.TemporaryDirectory(prefix="sensorium-ranks-")
+        meeting = str(Path(self._folder.name) / "meeting")
+        for rank in range(1, size):
+            self.children.append(start_child(bodies, "rank_server"))
+            self.send_one(rank, "load", config, rank, meeting, threads, level, models)
+        threading.Thread(target=self._watch, name="sensorium-ranks", daemon=True).start()
+        self.ranks = join(0, size, meeting)
+
+    def send_one(self, rank: int, verb: str, *arguments: object) -> None:
+        self.children[rank - 1].channel.send(*pack((verb, arguments)))
+
+    def send(self, verb: str, *arguments: object) -> None:
+        """Send a message to all."""
+        for rank in range(1, len(self.children) + 1):
+            self.send_one(rank, verb, *arguments)
+
+    def receive(self) -> list[tuple[bool, Any]]:
+        """Return the reply of each: True and the error's text, or False and the result."""
+        return [child.channel.receive() for child in self.children]
+
+    def check_loaded(self) -> None:
+        """Wait until all have loaded their parts. Raise RuntimeError if one could not."""
+        replies = self.receive()
+        self._folder.cleanup()  # until then, a rank may still read the file where they have met
+        for rank, (failed, value) in enumerate(replies, 1):
+            if failed:
+                raise RuntimeError(f"rank {rank}: {value}")
+
+    def close(self) -> None:
+        """End the processes."""
+        self._closed = True
+        self._folder.cleanup()
+        for child in self.children:
+            child.end()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def _watch(self) -> None:
+        """End this process when another one has ended or stands still."""
+        stopped = dict.fromkeys(range(len(self.children)), 0)
+        while not self._closed:
+            time.sleep(_CHECK_SECONDS)
+            for index, child in enumerate(self.children):
+                state = _state(child.process.pid)
+                stopped[index] = stopped[index] + 1 if state in "tT" else 0
+                if (state in "ZX" or stopped[index] >= _STOPPED_CHECKS) and not self._closed:
+                    fail(self, f"rank {index + 1} has {'ended' if state in 'ZX' else 'been stopped'}")
+
+
+def _state(pid: int) -> str:
+    """Return the state of a process as in proc(5); "X" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"
+
+
+def fail(peers: Peers, reason: str) -> None:
+    """End all ranks at once. The engine's other process starts them again."""
+    print(f"sensorium: {reason}; the engine's processes end", file=sys.stderr, flush=True)
+    for child in peers.children:
+        child.process.kill()
+    os._exit(EXIT_CODE)
+
+
+class RankExecutor:
+    """Runs each step on all ranks. See `Executor`. `local`: the executor of rank 0, in this process."""
+
+    def __init__(self, local: LocalExecutor, peers: Peers) -> None:
+        self._local, self._peers = local, peers
+
+    def describe(self, max_model_len: int, max_num_seqs: int) -> CoreInfo:
+        return self._local.describe(max_model_len, max_num_seqs)
+
+    def bind_thread(self, num_threads: int) -> None:
+        self._local.bind_thread(max(1, num_threads // self._peers.ranks.size))
+
+    def execute(self, output: SchedulerOutput) -> StepHandle:
+        self._send("step", output)
+        return self._or_fail(lambda: self._local.execute(output))
+
+    def poll(self, handle: StepHandle) -> StepOutput:
+        result = self._or_fail(lambda: self._local.poll(handle))
+        for rank, (failed, value) in enumerate(self._receive(), 1):
+            if failed or value != signature(result):
+                fail(self._peers, f"rank {rank} {value if failed else 'computed other tokens than rank 0'}")
+        return result
+
+    def update(self, update: WorkerUpdate) -> tuple[GrammarResult, ...]:
+        if update.release or update.compile:
+            self._send("update", update)
+            self._receive()
+        return self._local.update(update)
+
+    def register(self, name: str, path: str) -> None:
+        self._all("register", name, path)
+
+    def load_adapter(self, folder: str) -> LoadedAdapter:
+        return self._local.load_adapter(folder)
+
+    def unload_adapter(self, identity: str) -> None:
+        self._local.unload_adapter(identity)
+
+    def sleep(self) -> None:
+        self._all("sleep")
+
+    def wake_up(self) -> None:
+        """See `Executor`. If a rank fails, all sleep again."""
+        try:
+            self._all("wake_up")
+        except Exception:
+            self._all("sleep")
+            raise
+
+    def close(self) -> None:
+        self._local.close()
+        self._peers.close()
+
+    def _all(self, verb: str, *arguments: object) -> None:
+        """Call a method on all ranks. Raise the error of rank 0, or else RuntimeError with that of another."""
+        self._send(verb, *arguments)
+        with ExitStack() as stack:
+            stack.callback(lambda: replies.extend(self._receive()))
+            replies: list[tuple[bool, Any]] = []
+            getattr(self._local, verb)(*arguments)
+        for rank, (failed, value) in enumerate(replies, 1):
+            if failed:
+                raise RuntimeError(f"{verb} failed on rank {rank}: {value}")
+
+    def _send(self, verb: str, *arguments: object) -> None:
+        self._or_fail(lambda: self._peers.send(verb, *arguments))
+
+    def _receive(self) -> list[tuple[bool, Any]]:
+        return self._or_fail(self._peers.receive)
+
+    def _or_fail(self, act: Callable[[], Result]) -> Result:
+        """Return `act()`. Its failure leaves the ranks at different places."""
+        try:
+            return act()
+        except Exception as error:
+            fail(self._peers, f"a step of rank 0 failed: {error_text(error)}")
+            raise

@@ -1,0 +1,85 @@
+"""The program of a rank other than 0: it loads its part of the model and runs the steps of `rank_executor.RankExecutor`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from ...callers.exits import end_process
+from ...models.registry import register_model
+from ...processors.text.tokenizer import Tokenizer
+from ..config import EngineConfig
+from ..errors import error_text
+from ..executor import Executor
+from ..model_files import load_model_files
+from ..setup.loader import load_engine
+from ..setup.resolve import load_processing
+from .channel import Channel, pack
+from .engine_core import EngineCore
+from .process import PACKAGE
+from .rank_executor import join, signature
+from .server import end_with_parent
+
+_log = logging.getLogger(f"{__package__}.rank_server")
+
+
+def _load(
+    config: EngineConfig, rank: int, meeting: str, num_threads: int, level: int, rows: Sequence[tuple[str, str, str]]
+) -> Executor:
+    """Return the executor of this rank's part. Arguments: see `rank_executor.Peers`."""
+    logging.getLogger(PACKAGE).setLevel(max(level, logging.ERROR))  # rank 0 logs what all ranks would
+    torch.set_num_threads(num_threads)
+    for architecture, model, processing in rows:
+        register_model(architecture, model=model, processing=processing)
+    ranks = join(rank, config.tensor_parallel_size, meeting)
+    files = load_model_files(config.model, config.adapter, config.hf_overrides)
+    tokenizer = Tokenizer(files.tokenizer_folder)
+    core, _ = load_engine(config, files, load_processing(files, config.mm_processor_kwargs, tokenizer), tokenizer, ranks)
+    assert isinstance(core, EngineCore)
+    core.bind_thread(num_threads)
+    return core.executor
+
+
+def _answer(executor: Executor, verb: str, arguments: Sequence[Any]) -> Any:
+    """Call a method of the executor. Only `step` has a result that rank 0 reads."""
+    if verb == "step":
+        return signature(executor.poll(executor.execute(*arguments)))
+    getattr(executor, verb)(*arguments)
+    return None
+
+
+def main() -> None:
+    """Run the program. Its arguments are the file descriptors of the pipe and of `Activity`, which is not used."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    threading.Thread(target=end_with_parent, args=(connection.fileno(),), daemon=True).start()
+    channel = Channel(connection)
+    executor: Executor | None = None
+    while True:
+        try:
+            verb, arguments = channel.receive()
+        except (EOFError, OSError):
+            os._exit(1)
+        if verb == "close":
+            end_process(0)
+        try:
+            if verb == "load":
+                executor = _load(*arguments)
+            assert executor is not None
+            reply: tuple[bool, Any] = False, None if verb == "load" else _answer(executor, verb, arguments)
+        except Exception as error:
+            _log.exception("%s failed", verb)
+            reply = True, f"{verb} failed: {error_text(error)}"
+        channel.send(*pack(reply, share=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Tensor parallelism: the part of a layer that a rank holds, and how the parts of a result are joined.
+
+Weights are split by outputs, never by inputs: one rank computes each number, from a whole sum, so that it has the same bits as
+on one device. Parts are gathered where the next layer reads all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def _gather_columns(x: Tensor, size: int) -> Tensor:
+    sent = x.contiguous().view(torch.uint8)  # gloo knows few dtypes
+    parts = [torch.empty_like(sent) for _ in range(size)]
+    torch.distributed.all_gather(parts, sent)
+    return torch.cat(parts, 1).view(x.dtype)
+
+
+def _gather_on_meta(x: Tensor, size: int) -> Tensor:
+    return x.new_empty(len(x), size * x.shape[1])
+
+
+_library = torch.library.Library("sensorium", "FRAGMENT")  # an operator, so that recorded steps repeat it
+_library.define("gather_columns(Tensor x, int size) -> Tensor")
+_library.impl("gather_columns", _gather_columns, "CPU")
+_library.impl("gather_columns", _gather_on_meta, "Meta")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that share a model, as one of them sees them.
+
+    Args:
+        rank: number of this process, from 0.
+        size: number of processes, at least 2. They are those of torch's default process group, except in a plan, which computes
+            nothing.
+    """
+
+    rank: int
+    size: int
+
+    def divides(self, *counts: int) -> bool:
+        """Return whether each count splits into equal parts."""
+        return all(count % self.size == 0 for count in counts)
+
+    def part(self, count: int) -> slice:
+        """Return this rank's part of `count` outputs, which `size` divides."""
+        each = count // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the columns of all ranks in their order: `[rows, part]` -> `[rows, size * part]`. All ranks call it."""
+        gathered: Tensor = torch.ops.sensorium.gather_columns(x, self.size)
+        return gathered
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a stored tensor that a rank holds: `slices` of its `total` rows, in this order."""
+
+    total: int
+    slices: Sequence[slice]
+
+    def of(self, stored: Tensor) -> Tensor:
+        """Return the rows. A tensor of another length is returned as it is, and its shape is refused later."""
+        if not stored.dim() or len(stored) != self.total:
+            return stored
+        return stored[self.slices[0]] if len(self.slices) == 1 else torch.cat([stored[rows] for rows in self.slices])
+
+
+_ranks: ContextVar[Ranks | None] = ContextVar("sensorium_ranks", default=None)
+
+
+@contextmanager
+def building_for(ranks: Ranks | None) -> Iterator[None]:
+    """Build decoder layers with this rank's part of their weights."""
+    token = _ranks.set(ranks)
+    try:
+        yield
+    finally:
+        _ranks.reset(token)
+
+
+def current_ranks() -> Ranks | None:
+    """Return the ranks of `building_for`."""
+    return _ranks.get()

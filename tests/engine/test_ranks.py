@@ -1,0 +1,147 @@
+"""Several processes share a model: answers have the same bits as in one, and a rank that dies or stands still is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from family import ask, load_rows, save
+from hostile import MODEL, asked, make_image
+from parity import make_llm
+from sensorium import LLM, SamplingParams, register_logits_processor
+from sensorium.callers.errors import ConfigError
+from sensorium.engine.setup.doctor import plan_of
+from sensorium.engine.structured_outputs import StructuredOutputsParams
+from waiting import wait_until
+
+PROMPTS = [asked(make_image(1)), "The sky is", asked(make_image(2), make_image(1))]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=1),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=12, ignore_eos=True, logprobs=1, presence_penalty=0.5),
+    SamplingParams(
+        temperature=0.7, seed=3, max_tokens=10, logprobs=0, structured_outputs=StructuredOutputsParams(choice=["up", "down"])
+    ),
+]
+OPTIONS = {"max_model_len": 512, "max_num_seqs": 4, "limit_mm_per_prompt": {"image": 2}}
+FAMILIES = ("qwen3_vl", "gemma3", "phi3_vision", "qwen2_audio")
+
+
+def answers(llm: LLM, prompts: object, params: object) -> list[Any]:
+    """Return token ids and log probabilities, bit for bit."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.error for output in outputs] == [None] * len(outputs)
+    return [(output.prompt_logprobs, output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+
+def peers(llm: LLM) -> list[int]:
+    """Return the process ids of all ranks but the first."""
+    children = Path(f"/proc/{llm.engine.loop.core.pid}/task").glob("*/children")
+    return [int(pid) for file in children for pid in file.read_text().split() if _is_rank(int(pid))]
+
+
+def _is_rank(pid: int) -> bool:
+    return b"rank_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (2, {"dtype": "float32"}),
+        (4, {"dtype": "bfloat16", "max_num_batched_tokens": 24, "speculative_config": {"method": "suffix"}}),
+        (2, {"dtype": "float32", "quantization": "int8", "kv_cache_dtype": "int8"}),
+    ],
+    ids=str,
+)
+def test_answers_have_the_bits_of_one_process(size: int, options: Mapping[str, Any]) -> None:
+    """With 4 ranks, two of them hold the same head of keys."""
+    with LLM(MODEL, **OPTIONS, **options) as llm:
+        alone = answers(llm, PROMPTS, PARAMS)
+    with LLM(MODEL, **OPTIONS, **options, tensor_parallel_size=size) as llm:
+        assert llm.config.engine_process
+        assert len(peers(llm)) == size - 1
+        assert answers(llm, PROMPTS, PARAMS) == alone
+        llm.sleep()
+        llm.wake_up()
+        assert answers(llm, PROMPTS, PARAMS) == alone
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_answer_with_the_bits_of_one_process(name: str, tmp_path: Path) -> None:
+    row = load_rows()[name]
+    folder = save(row, tmp_path / "model")
+    prompts = [ask(row, case, seed).ours for seed, case in enumerate(row.cases)]
+    with make_llm(row, folder) as llm:
+        alone = answers(llm, prompts, PARAMS[0])
+    with make_llm(row, folder, tensor_parallel_size=2) as llm:
+        assert answers(llm, prompts, PARAMS[0]) == alone
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_ends_or_stands_still_is_replaced(number: signal.Signals) -> None:
+    with LLM(MODEL, **OPTIONS, tensor_parallel_size=2) as llm:
+        before, core, (peer,) = answers(llm, PROMPTS, PARAMS), llm.engine.loop.core.pid, peers(llm)
+        os.kill(peer, number)
+        wait_until(lambda: llm.engine.loop.core.pid != core)
+        assert answers(llm, PROMPTS, PARAMS) == before
+        assert not Path(f"/proc/{peer}").exists()
+
+
+def test_a_rank_that_ends_within_a_request_gives_a_typed_error() -> None:
+    with LLM(MODEL, **OPTIONS, tensor_parallel_size=2) as llm:
+        stream = llm.stream("The sky is", SamplingParams(max_tokens=400, ignore_eos=True))
+        next(stream)
+        os.kill(peers(llm)[0], signal.SIGKILL)
+        *_, last = stream
+        assert last.error.code == "engine_dead"
+
+
+class Only:
+    """A logits processor that allows one token."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def __call__(self, token_ids: Any, logits: Any) -> None:
+        kept = float(logits[self.token])
+        logits.fill_(-float("inf"))
+        logits[self.token] = kept
+
+
+def test_no_process_is_left_and_processors_run_on_all_ranks() -> None:
+    register_logits_processor("only", Only)
+    with LLM(MODEL, **OPTIONS, tensor_parallel_size=2) as llm:
+        left = [llm.engine.loop.core.pid, *peers(llm)]
+        params = SamplingParams(max_tokens=3, logits_processors={"only": {"token": 17}}, ignore_eos=True)
+        assert answers(llm, ["a"], params)[0][1] == [17, 17, 17]
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"tensor_parallel_size": 3}, "divides neither"),
+        ({"tensor_parallel_size": 2, "parts": "encoder"}, "parts"),
+        ({"tensor_parallel_size": 2, "enable_lora": True}, "enable_lora"),
+        ({"tensor_parallel_size": 2, "async_scheduling": True}, "async_scheduling"),
+        ({"tensor_parallel_size": 2, "speculative_config": {"model": MODEL, "num_speculative_tokens": 2}}, "drafts"),
+    ],
+    ids=str,
+)
+def test_what_ranks_cannot_divide_is_refused(options: Mapping[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word) as raised:
+        LLM(MODEL, **OPTIONS, **options)
+    assert raised.value.info.param == "tensor_parallel_size"
+
+
+def test_a_plan_is_that_of_a_rank() -> None:
+    """A rank has half of the weights of the layers, and half of the bytes of a cached token."""
+    whole, part = (plan_of(MODEL, OPTIONS | {"tensor_parallel_size": size, "max_model_len": 512}) for size in (1, 2))
+    layer = 2 * 128 * 128 + 2 * 64 * 128 + 3 * 384 * 128  # numbers of q, o, k, v and the MLP
+    assert whole.weights - part.weights >= 4 * layer * 4 // 2
+    assert whole.weights - part.weights <= 4 * (layer + 4096) * 4 // 2  # with biases, and padding of panels
+    assert part.kv_cache <= whole.kv_cache // 2
