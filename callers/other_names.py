@@ -44,6 +44,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "early_stopping": (_BEAMS,),
     "length_penalty": (_BEAMS,),
     "generate_kwargs": ("sampling_params",),
+    "input_ids": ("prompt_token_ids",),
     "images": (_ITEMS,),
     "videos": (_ITEMS,),
     "audios": (_ITEMS,),

@@ -20,7 +20,7 @@ from ..kernels.kv_quant import CACHE_DTYPES
 from ..mm.media.policy import MediaPolicy
 from ..models.quantization import METHODS, parse_quantization
 from .model_files import DTYPES
-from .sampling_params import SamplingLimits
+from .sampling_params import SamplingLimits, check_generation_overrides
 from .speculative_config import read_speculative_config, with_paths
 from .vllm_args import as_given, translate_options
 
@@ -99,7 +99,8 @@ class EngineConfig:
         seed: random seed of the engine. Requests without a seed derive theirs from it.
         hf_overrides: values that replace those of config.json, in nested objects too. LLM also takes a function that gets the
             config, a mapping whose keys are also attributes, and changes it in place or returns a new one that replaces it.
-        override_generation_config: values that replace those of generation_config.json.
+        override_generation_config: values that replace those of generation_config.json; a temperature also replaces
+            `do_sample: false`.
         generation_config: "auto" takes default sampling parameters from generation_config.json, "none" ignores the file.
         media_workers: number of threads that decode and process media.
         media_device: device that resizes and normalises images and computes spectrograms: "cpu", "cuda" or "cuda:N". On a GPU,
@@ -301,6 +302,7 @@ class EngineConfig:
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "hf_overrides", "override_generation_config"):
             if not isinstance(getattr(self, name), Mapping) and not (name == "hf_overrides" and callable(self.hf_overrides)):
                 raise _error(name, getattr(self, name), "must be a mapping")
+        check_generation_overrides(self.override_generation_config)
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
                 raise _error(f"limit_mm_per_prompt[{modality!r}]", limit, "must be an integer, 0 or above")

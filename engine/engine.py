@@ -32,6 +32,7 @@ from .frontend.arguments import (
     REQUEST_KEYS,
     as_priorities,
     check_sleep_level,
+    check_wake_tags,
     drop_vllm_arguments,
     read_chat_options,
     read_chat_template,
@@ -200,6 +201,7 @@ class Engine(NotPicklable):
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Read the weights again, with empty caches; see `LLM.wake_up`."""
+        check_wake_tags(tags)
         with self._sleep_lock:
             self.loop.wake_up().result()
             if self.talker is None and self._load_talker is not None:
@@ -366,7 +368,7 @@ def _default_max_tokens(settings: SentenceTransformersConfig | None, tokenizer: 
 def _default_params(config: EngineConfig, files: ModelFiles) -> SamplingParams:
     """Return the parameters of requests that give none: those of generation_config.json, unless it is ignored."""
     stored = files.generation_config if config.generation_config == "auto" else {}
-    return from_generation_config(stored | dict(config.override_generation_config))
+    return from_generation_config(stored, config.override_generation_config)
 
 
 def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> MultiModalSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ JSON_FILES = (
 SECTION_FILES = ("llm_config", "vit_config")
 """Sections that a checkpoint may keep in a file of their own instead of config.json."""
 
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)")
 _LEVELS_ABOVE = 3  # folders above a path in which its checkpoint is looked for
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
 _PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -196,8 +198,9 @@ def load_model_files(
             how = _checkpoint_near(path) or how
             raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is a file, not a checkpoint; {how}")
         how = "give a checkpoint's folder, or a name that `hf download` takes, as in Qwen/Qwen2.5-VL-3B-Instruct"
+        address = _ADDRESS.match(os.fspath(folder))
         near = suggestion(os.fspath(folder), SHIPPED)
-        how = f"{near} Or {how}" if near else how
+        how = f"give the model's name, {address[1]}" if address else f"{near} Or {how}" if near else how
         raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is not a folder; {how}")
     vector_settings = None if path.suffix == SUFFIX else read_sentence_transformer(path)
     if vector_settings is not None:

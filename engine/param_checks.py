@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..callers.errors import ErrorCode, InputError, check_utf8, equals_one_of, short_repr
@@ -29,7 +29,7 @@ def check_unused(unused: UnusedParams, name: str, value: object) -> None:
         raise param_error(name, value, f"cannot be honoured: {reason}", code="unsupported")
 
 
-def as_tuple(name: str, value: Sequence[Any] | None, limit: int = _MAX_STRINGS, expected: str = "a list") -> tuple[Any, ...]:
+def as_tuple(name: str, value: Collection[Any] | None, limit: int = _MAX_STRINGS, expected: str = "a list") -> tuple[Any, ...]:
     """Return a collection as a tuple. `form`: what the error says that the value must be."""
     values = () if value is None else value
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
@@ -59,7 +59,7 @@ def check_strings(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def check_token_ids(name: str, value: Sequence[int] | None, limit: int = _MAX_STRINGS) -> tuple[int, ...]:
+def check_token_ids(name: str, value: Collection[Any] | None, limit: int = _MAX_STRINGS) -> tuple[int, ...]:
     """Return token ids as a tuple. Raise InputError that names the parameter for anything else."""
     values = as_tuple(name, value, limit)
     if set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_INT32:  # fast for a million

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
-from ..callers.errors import InputError, check_utf8, equals_one_of, hint, hints_at_arguments, short_repr, typed
+from ..callers.errors import ConfigError, InputError, check_utf8, equals_one_of, hint, hints_at_arguments, short_repr, typed
 from ..callers.plain import builtin_copy
 from ..callers.wording import in_python
 from .builtin_logits_processors import ALLOWED_TOKENS, NO_REPEAT_NGRAMS, SUPPRESS_TOKENS, NoRepeatNGrams, pack_tokens
@@ -113,8 +113,8 @@ class SamplingParams:
         stop: string or list of strings that end the answer. The text does not contain them.
         stop_token_ids: token ids that end the answer. `token_ids` contains them, the text does not.
         ignore_eos: if True, continue generating after the EOS token.
-        seed: random seed. The same seed gives the same answer regardless of other requests. None derives a seed from the
-            engine's seed and the number of the request.
+        seed: random seed. The same seed gives the same answer regardless of other requests. None, or -1 as in vLLM,
+            derives a seed from the engine's seed and the number of the request.
         logprobs: number of log probabilities to return per generated token: those of the most likely tokens and of the sampled
             token. None returns none.
         prompt_logprobs: number of log probabilities to return per prompt token.
@@ -353,23 +353,48 @@ _INTEGERS = {"n", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "prom
 _OPTIONAL = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 
 
-def from_generation_config(config: Mapping[str, object]) -> SamplingParams:
+_GENERATION_NUMBERS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+_GENERATION_NUMBERS["max_new_tokens"] = "max_tokens"
+_GENERATION_TOKENS = {"suppress_tokens": "tokens", "begin_suppress_tokens": "first"}
+_GENERATION_KEYS = ("do_sample", *_GENERATION_NUMBERS, *_GENERATION_TOKENS)
+
+
+def from_generation_config(stored: Mapping[str, object], overrides: Mapping[str, object] | None = None) -> SamplingParams:
     """Return the checkpoint's default sampling parameters. `do_sample: false` means greedy sampling.
 
     Source: the keys of generation_config.json: do_sample, temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens,
     suppress_tokens and begin_suppress_tokens.
+
+    Args:
+        stored: the file's values; other keys are not read.
+        overrides: values that replace them. A temperature here counts although the file has `do_sample: false`.
     """
-    names_of_fields = {field.name for field in fields(SamplingParams)}
-    names = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & names_of_fields
-    values = {name: config[name] for name in names if config.get(name) is not None}
-    if config.get("max_new_tokens") is not None:
-        values["max_tokens"] = config["max_new_tokens"]
+    overrides = overrides or {}
+    config = {**stored, **({"do_sample": None} if "temperature" in overrides else {}), **overrides}
+    values: dict[str, Any] = {name: config[key] for key, name in _GENERATION_NUMBERS.items() if config.get(key) is not None}
     if config.get("do_sample") is False:
         values["temperature"] = 0.0
-    suppressed = {"tokens": config.get("suppress_tokens"), "first": config.get("begin_suppress_tokens")}
-    if any(suppressed.values()):
-        values["logits_processors"] = {SUPPRESS_TOKENS: {name: tokens for name, tokens in suppressed.items() if tokens}}
-    return SamplingParams(**values)  # type: ignore[arg-type]
+    suppressed = {name: config[key] for key, name in _GENERATION_TOKENS.items() if config.get(key)}
+    if suppressed:
+        values["logits_processors"] = {SUPPRESS_TOKENS: suppressed}
+    return SamplingParams(**values)
+
+
+def check_generation_overrides(overrides: Mapping[str, object]) -> None:
+    """Raise ConfigError for a key of `override_generation_config` that nothing reads, or a value that is not allowed."""
+    option = "override_generation_config"
+    for key, value in overrides.items():
+        if key not in _GENERATION_KEYS:
+            reason = f"<<param>> has the unknown key {short_repr(key)}; {hint(key, _GENERATION_KEYS)}"
+            raise ConfigError(reason, code="unknown_name", param=option, value=key)
+        try:
+            if key == "do_sample" and not isinstance(value, bool | None):
+                raise param_error(key, value, "must be True or False")
+            if key in _GENERATION_TOKENS:
+                check_token_ids(key, value, _MAX_ALLOWED)  # type: ignore[arg-type]
+            from_generation_config({}, {key: value})
+        except InputError as error:
+            raise ConfigError(**error.info.fields() | {"code": "invalid_value", "param": f"{option}.{key}"}) from None
 
 
 def _check_numbers(params: SamplingParams) -> None:
@@ -384,6 +409,8 @@ def _check_numbers(params: SamplingParams) -> None:
         if not low <= value <= high:
             raise param_error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
         setattr(params, name, int(value) if name in _INTEGERS else float(value))
+    if params.seed == -1:  # as in vLLM
+        params.seed = None
 
 
 def _check_draft(value: Any) -> str | tuple[int, ...] | None:
@@ -391,7 +418,7 @@ def _check_draft(value: Any) -> str | tuple[int, ...] | None:
         return None
     if isinstance(value, str):
         return check_utf8(str.__str__(value), "draft_text")
-    if isinstance(value, bytes | Mapping):
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Collection):
         raise param_error("draft_text", value, "must be a text or a list of token ids")
     return check_token_ids("draft_text", value, _MAX_ALLOWED)
 

@@ -30,6 +30,7 @@ from ..callers.errors import (
 from ..callers.pacing import releasing_gil
 from ..callers.plain import builtin_copy
 from .embeddings import EmbeddingSpec, read_embeddings, read_encoded
+from .media.audio import is_rate_first
 from .media.chunks import read_entry
 from .media.data_url import is_data_url
 from .media.policy import PdfPage
@@ -281,11 +282,12 @@ def _has_metadata(value: Sequence[object]) -> bool:
 
 
 def _has_rate(value: Sequence[object]) -> bool:
-    """Return whether a value is samples and their rate, in any type that `media.audio` accepts or refuses."""
+    """Return whether a value is samples and their rate, in any type and order that `media.audio` accepts or refuses."""
     if not isinstance(value, tuple) or len(value) != 2:
         return False
-    is_number = isinstance(value[1], int | float | np.number)
-    return is_number or (isinstance(value[0], np.ndarray | Tensor) and (value[1] is None or _is_numeral(value[1])))
+    if isinstance(value[1], int | float | np.number) or is_rate_first(value):
+        return True
+    return isinstance(value[0], np.ndarray | Tensor) and (value[1] is None or _is_numeral(value[1]))
 
 
 def _is_numeral(value: object) -> bool:

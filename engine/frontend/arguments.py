@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from types import UnionType
 from typing import Any
 
@@ -49,6 +50,13 @@ def check_sleep_level(level: int) -> None:
         raise InputError(f"<<param=>>{short_repr(level)} must be 1 or 2; both do the same", code="invalid_value", param="level")
 
 
+def check_wake_tags(tags: object) -> None:
+    known = ("weights", "kv_cache")
+    if tags is not None and not (isinstance(tags, list | tuple) and all(equals_one_of(tag, known) for tag in tags)):
+        reason = f"<<param=>>{short_repr(tags)} must be None or a list of {', '.join(known)}; any of them wakes all"
+        raise InputError(reason, code="invalid_value", param="tags")
+
+
 def as_prompts(prompts: object) -> Sequence[object]:
     """Return one prompt or several as a list. Raise InputError for anything else."""
     column = column_values(prompts, "prompts")
@@ -57,9 +65,11 @@ def as_prompts(prompts: object) -> Sequence[object]:
         reason = f"prompts must be an array of one dimension, not {prompts.ndim}; give prompts.reshape(-1)"
         raise InputError(reason, code="invalid_value", param="prompts")
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | np.ndarray | torch.Tensor):
-        raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
+        advice = '; token ids are {"prompt_token_ids": ids}' if isinstance(prompts, np.ndarray | torch.Tensor) else ""
+        raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}{advice}")
     listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-    is_one = bool(listed) and all(isinstance(entry, int) for entry in releasing_gil(listed))  # a list of token ids
+    ids = column is None and bool(listed)  # numbers in a column are no prompt
+    is_one = ids and all(isinstance(entry, Integral) for entry in releasing_gil(listed))  # a list of token ids
     return [listed] if is_one else listed
 
 

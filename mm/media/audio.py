@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...callers.errors import InputError, short_repr
+from ...callers.errors import InputError, equals_one_of, hint, short_repr
 from ..hashing import digest
 from ..types import MediaHeader
 from .audio_container import AudioBlock, AudioHeader, Warn, is_silent
@@ -345,6 +345,8 @@ def check_sample_rate(rate: float, policy: MediaPolicy) -> None:
 
 def _pair(value: object) -> tuple[object, float | None]:
     """Return samples, and their rate if it is given."""
+    if is_rate_first(value):
+        raise InputError("it is (rate, samples); give (samples, rate)")
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int | float | np.number):
         try:
             return value[0], float(value[1])
@@ -354,6 +356,13 @@ def _pair(value: object) -> tuple[object, float | None]:
         reason = f"its sample rate is {short_repr(value[1])}; give (samples, rate) with a number of hertz, such as 16000"
         raise InputError(reason)
     return value, None
+
+
+def is_rate_first(value: object) -> bool:
+    """Return whether a value is `(rate, samples)`, the order of `scipy.io.wavfile.read` and Gradio."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    return isinstance(value[0], int | float | np.number) and isinstance(value[1], np.ndarray | Tensor)
 
 
 def _is_samples(value: object) -> bool:
@@ -366,6 +375,8 @@ def _array(samples: object) -> Array:
             raise InputError(f"samples must be a dense tensor, not {samples.layout} on {samples.device}")
         plain = samples.detach().cpu().resolve_neg()
         return plain.float().numpy() if plain.is_floating_point() else plain.resolve_conj().numpy()
+    if isinstance(samples, Mapping):
+        raise InputError(_wrong_keys(samples))
     alone = isinstance(samples, list | tuple) and len(samples) == 1 and isinstance(samples[0], int | float | np.number)
     if alone or not isinstance(samples, np.ndarray | list | tuple):
         advice = "give bytes, samples, or (samples, rate)"
@@ -377,6 +388,15 @@ def _array(samples: object) -> Array:
         raise InputError("its samples must be a list of numbers, or one such list per channel, all of one length") from None
     whole = not isinstance(samples, np.ndarray) and array.dtype.name == "int64"
     return array.astype(np.float32) if whole else array  # integers in a list are not PCM
+
+
+def _wrong_keys(item: Mapping[object, object]) -> str:
+    """Return what is wrong with the keys of a mapping that is no item of Hugging Face libraries."""
+    known = ("array", "sampling_rate", "path", "raw", "bytes")
+    unknown = next((key for key in item if not equals_one_of(key, known)), None)
+    if unknown is not None:
+        return f"it has the unknown key {short_repr(unknown)}; {hint(unknown, known)}"
+    return f'it has the keys {", ".join(map(str, item)) or "none"}; give "array" and "sampling_rate" (hertz), or "bytes"'
 
 
 def _channels_first(samples: Array) -> Array:

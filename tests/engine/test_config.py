@@ -260,6 +260,9 @@ def test_a_part_of_a_checkpoint_and_a_folder_above_one_name_the_checkpoint(tmp_p
 def test_folders_that_are_no_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match="did you mean tiny-vl"):
         load_model_files("tiny_vl")
+    for address in "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct", "hf.co/Qwen/Qwen2.5-VL-3B-Instruct/tree/main":
+        with pytest.raises(ConfigError, match=r"name, Qwen/Qwen2\.5-VL-3B-Instruct$"):
+            load_model_files(address)
     with pytest.raises(ConfigError, match=r"is not a folder; .*hf download"):
         load_model_files(tmp_path / "nowhere")
     (tmp_path / "README.md").write_text("a")

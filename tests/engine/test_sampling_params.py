@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sensorium.callers.errors import InputError
+from sensorium.callers.errors import ConfigError, InputError
+from sensorium.engine.config import EngineConfig
 from sensorium.engine.core.codec import decode, encode
 from sensorium.engine.pooling_params import PoolingParams
 from sensorium.engine.sampling_params import (
@@ -93,6 +94,41 @@ def test_generation_config_gives_defaults():
     assert (params.temperature, params.top_p, params.repetition_penalty, params.top_k) == (0.1, 0.001, 1.05, 0)
     assert from_generation_config({"do_sample": False, "temperature": 0.7}).greedy
     assert from_generation_config({}) == SamplingParams()
+
+
+def test_overrides_replace_the_generation_config():
+    stored = {"do_sample": False, "temperature": 0.7, "top_p": 0.5}
+    assert from_generation_config(stored, {"top_p": 0.9}) == SamplingParams(temperature=0.0, top_p=0.9)
+    assert from_generation_config(stored, {"temperature": 0.3}) == SamplingParams(temperature=0.3, top_p=0.5)
+    assert from_generation_config(stored, {"temperature": 0.3, "do_sample": False}).greedy
+    assert from_generation_config(stored, {"max_new_tokens": 9}).max_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code", "param"),
+    [
+        ("temprature", 0.5, "unknown_name", "override_generation_config"),
+        ("eos_token_id", 3, "unknown_name", "override_generation_config"),
+        ("temperature", -1, "invalid_value", "override_generation_config.temperature"),
+        ("top_k", "x", "invalid_value", "override_generation_config.top_k"),
+        ("max_new_tokens", 0, "invalid_value", "override_generation_config.max_new_tokens"),
+        ("do_sample", "no", "invalid_value", "override_generation_config.do_sample"),
+        ("suppress_tokens", [-1], "invalid_value", "override_generation_config.suppress_tokens"),
+        ("begin_suppress_tokens", 5, "invalid_value", "override_generation_config.begin_suppress_tokens"),
+    ],
+)
+def test_overrides_that_cannot_be_used_are_refused_by_name(key, value, code, param):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig("model", override_generation_config={key: value})
+    assert (caught.value.info.code, caught.value.info.param) == (code, param)
+
+
+def test_a_seed_of_minus_one_is_none_as_in_vllm():
+    assert SamplingParams(seed=-1).seed is None
+    params = SamplingParams(seed=3)
+    params.seed = -1
+    assert params.clone().seed is None
+    assert SamplingParams(seed=-2).seed == -2
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy():

@@ -53,7 +53,7 @@ PLAIN = {  # arguments as scripts give them, all without a warning
             {"limit_mm_per_prompt": {"image": 2, "video": 0}},
         ),
         ({"limit_mm_per_prompt": {"image": {"width": 512}}}, {"limit_mm_per_prompt": {}}),
-        ({"hf_overrides": {"a": 1}, "override_generation_config": {"b": 2}}, {"hf_overrides": {"a": 1}}),
+        ({"hf_overrides": {"a": 1}, "override_generation_config": {"top_k": 2}}, {"hf_overrides": {"a": 1}}),
         ({"generation_config": "vllm"}, {"generation_config": "none"}),
         ({"quantization": "awq_marlin"}, {"quantization": "awq_marlin"}),
         ({"quantization": "fp8", "seed": None, "max_logprobs": 5}, {"quantization": "fp8", "seed": 0, "max_logprobs": 5}),

@@ -112,6 +112,13 @@ def test_generate_takes_every_sequence(decoder: LLM, name: str) -> None:
     assert [one.prompt for one in found] == TEXTS
 
 
+def test_numbers_of_a_column_are_not_the_tokens_of_one_prompt(decoder: LLM) -> None:
+    found = decoder.generate(Series([1, 2]), SamplingParams(max_tokens=1), use_tqdm=False)  # type: ignore[list-item]
+    assert [one.error and one.error.code for one in found] == ["invalid_value"] * 2
+    (one,) = decoder.generate([1, np.int64(2)], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert one.prompt_token_ids == [1, 2]
+
+
 def test_conversations_of_a_column(decoder: LLM) -> None:
     talks = [[{"role": "user", "content": text}] for text in TEXTS]
     column, params = np.empty(3, dtype=object), SamplingParams(max_tokens=1)

@@ -157,6 +157,10 @@ def test_defaults_and_counters(llm):
     with pytest.raises(InputError, match="level=5 must be 1 or 2"):
         llm.sleep(level=5)
     llm.sleep(level=2)
+    for tags in ["weight"], "weights", [1]:
+        with pytest.raises(InputError) as caught:
+            llm.wake_up(tags=tags)
+        assert (caught.value.info.code, caught.value.info.param) == ("invalid_value", "tags")
     llm.wake_up(tags=["weights"])
     assert not llm.asleep
 

@@ -151,6 +151,11 @@ def test_containers_are_mixed_without_gain() -> None:
         ([5], "a single number is not a known form"),
         (np.array(5.0), "1 or 2 axes"),
         ("a.wav", "a value of type str is not a known form"),
+        ((16_000, np.zeros(4, np.float32)), "samples, rate"),
+        ((np.int64(16_000), torch.zeros(4)), "samples, rate"),
+        ({"array": [0.0], "samplerate": 16_000}, "'samplerate'"),
+        ({"array": [0.0]}, "sampling_rate"),
+        ({}, "sampling_rate"),
     ],
 )
 def test_invalid_audio_is_refused_with_the_reason(value: object, text: str) -> None:
