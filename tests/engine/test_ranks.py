@@ -74,7 +74,7 @@ def test_answers_have_the_bits_of_one_process(size: int, options: Mapping[str, A
 def test_families_answer_with_the_bits_of_one_process(name: str, tmp_path: Path) -> None:
     row = load_rows()[name]
     folder = save(row, tmp_path / "model")
-    prompts = [ask(row, case, seed).ours for seed, case in enumerate(row.cases)]
+    prompts = [ask(row, case, seed).ours for seed, case in enumerate(row.default_cases())]
     with make_llm(row, folder) as llm:
         alone = answers(llm, prompts, PARAMS[0])
     with make_llm(row, folder, tensor_parallel_size=2) as llm:
