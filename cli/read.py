@@ -32,7 +32,7 @@ _MODEL_USE = "the model that reads pages without a good text layer (default: the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    help_text = "a PDF or picture: a path, a folder, a pattern, a URL, or - for stdin"
+    help_text = "a PDF, picture, e-book, HTML or office file: a path, a folder, a pattern, a URL, or - for stdin"
     parser.add_argument("files", metavar="FILE", type=path_or_url, nargs="+", help=help_text)
     add_model_arguments(parser, default="", use=_MODEL_USE)
     parser.add_argument("--format", choices=FORMATS, default="md", help="format of the outputs (default: md)")
@@ -62,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "pdf" and args.output_dir is None and not args.plan:
         raise ConfigError("--format pdf needs --output-dir, as PDFs are not printed; give it")
     _check_model_options(args)
-    from ..pipelines.documents.inputs import documents_of
+    from ..pipelines.documents.inputs import SUFFIXES, documents_of
     from ..pipelines.files import NamedItem
 
     options = _options(args)
-    sources = read_sources(args.files, "image", ("pdf",))
+    sources = read_sources(args.files, "image", SUFFIXES)
     items = documents_of(NamedItem(source.name, source.item) for source in sources)
     if args.plan:
         return _print_plan(args, items, options)

@@ -36,6 +36,7 @@ class ReadKeywords(TypedDict, total=False):
     question: str | None
     max_tokens: int | None
     cache_salt: str | None
+    convert_office: bool
 
 
 class EmbedKeywords(TypedDict, total=False):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .image import decode_image
+from .markup import TextPart, is_epub, is_html, text_parts
 from .page_rules import Affine, Rule, page_rules
 from .pdf import decode_page, holds_pictures, is_pdf, opened_page, render
 from .policy import MediaPolicy
@@ -81,6 +82,7 @@ class PageFacts:
         marks: marks that the page shows outside of its text lines; None if that was not looked at.
         lines: of the text layer, in the order of the file.
         rules: horizontal and vertical lines that are drawn, if there is text.
+        parts: blocks of a chapter of a book or of an HTML file, which has no size and no lines; None for other files.
     """
 
     width: float
@@ -95,6 +97,7 @@ class PageFacts:
     marks: int | None = None
     lines: tuple[TextLine, ...] = ()
     rules: tuple[Rule, ...] = ()
+    parts: tuple[TextPart, ...] | None = None
 
 
 class _Char(NamedTuple):
@@ -104,7 +107,9 @@ class _Char(NamedTuple):
 
 
 def page_facts(data: bytes, numbers: list[int], policy: MediaPolicy) -> list[PageFacts]:
-    """Return the facts of pages of a PDF, a TIFF or an animation, or of the only page, 1, of another picture.
+    """Return the facts of pages of a PDF, a TIFF or an animation, or of the only page, 1, of another picture or of HTML.
+
+    The pages of a book are its chapters.
 
     Raises:
         InputError: as `pdf.decode_page`, for the first page that cannot be opened.
@@ -118,6 +123,8 @@ def page_pixels(data: bytes, number: int, policy: MediaPolicy) -> Tensor:
 
 
 def _facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
+    if is_epub(data) or is_html(data):
+        return _markup_facts(data, number, policy)
     if not is_pdf(data):
         pixels = page_pixels(data, number, policy)
         return PageFacts(pixels.shape[1], pixels.shape[0], picture_share=1.0, marks=_all_marks(pixels.numpy()))
@@ -144,6 +151,15 @@ def _facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
             lines=lines,
             rules=rules,
         )
+
+
+def _markup_facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
+    parts, count = list[TextPart](), 0
+    for part in text_parts(data, number, policy):
+        count += len(part.text)
+        parts += [part] if count <= MAX_CHARS else []
+    num_chars = sum(not char.isspace() for part in parts for char in part.text)
+    return PageFacts(0.0, 0.0, num_chars, num_cut=max(count - sum(len(part.text) for part in parts), 0), parts=tuple(parts))
 
 
 def page_affine(page: Any, width: float, height: float) -> Affine:

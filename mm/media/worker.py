@@ -17,6 +17,7 @@ from ...callers.errors import InputError, typed
 from .sandbox import cut_off
 from .worker_messages import WorkerReply, WorkerRequest, receive, send
 
+_ENCODINGS = ("zlib", "encodings.cp437", "encodings.utf_16", "encodings.latin_1", "encodings.cp1252", "encodings.iso8859_15")
 GRACE = 1.0  # seconds after the time limit at which the worker kills itself, in case its parent is gone
 
 
@@ -51,7 +52,7 @@ def _codecs() -> list[str]:
     torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
     policy = MediaPolicy(video_backend="opencv")
     codecs = (name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy))
-    return [f"{__package__}.page_facts", f"{__package__}.text_overlay", "pypdfium2", "pillow_heif", *codecs]
+    return [f"{__package__}.page_facts", *_ENCODINGS, f"{__package__}.text_overlay", "pypdfium2", "pillow_heif", *codecs]
 
 
 def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[memoryview]]:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ...callers.errors import BusyError, ErrorInfo, InputError, short_repr, typed
 from ...mm.media.isolate import run_isolated
+from ...mm.media.markup import count_chapters, is_epub
 from ...mm.media.page_facts import PageFacts, page_facts
 from ...mm.media.pdf import POINTS, holds_pictures, is_pdf, open_pdf
 from ...mm.media.policy import MediaPolicy
@@ -18,11 +19,14 @@ from ...mm.media.source import read
 from ...mm.tenants import tenant_of
 from ..files import NamedItem, named_items
 from .manifest import Ranges
+from .office import office_kind, office_pdf
 from .options import ReadOptions, pages_within, parse_pages
 from .readers import PageReader, info_of
 from .ways import RULES
 
 T = TypeVar("T")
+SUFFIXES = ("pdf", "epub", "html", "htm", "xhtml", "docx", "pptx", "xlsx", "odt", "odp", "ods", "doc", "ppt", "xls", "rtf")
+"""Extensions of files that are read from a folder, beside those of pictures."""
 _TRIES = 3  # while the machine is busy
 _PAUSE = 1.0  # seconds before another try
 
@@ -59,7 +63,7 @@ class OpenedDocument:
 
 def documents_of(items: Iterable[object]) -> list[NamedItem]:
     """Return the files that are named: paths, folders, patterns, URLs and bytes."""
-    return list(named_items(items, "image", ("pdf",)))
+    return list(named_items(items, "image", SUFFIXES))
 
 
 def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, policy: MediaPolicy) -> OpenedDocument:
@@ -68,7 +72,8 @@ def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, pol
     try:
         if isinstance(item.item, InputError):
             raise item.item
-        data = read_bytes(item.item, policy)
+        original = read_bytes(item.item, policy)
+        data = pages_of_file(original, policy, options.convert_office)
         count = _count_pages(data, policy, tenant_of(options.cache_salt))
         ranges = pages_within(parse_pages(options.pages), count)
         if not ranges:
@@ -76,10 +81,24 @@ def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, pol
             raise InputError(reason, param="pages", code="over_limit", limit=count)
     except InputError as error:
         return document.failed(error.info)
-    return replace(document, key=_key(data, options, reader, policy), ranges=ranges, data=data)
+    return replace(document, key=_key(original, options, reader, policy), ranges=ranges, data=data)
+
+
+def pages_of_file(data: bytes, policy: MediaPolicy, convert_office: bool = True) -> bytes:
+    """Return a file that has pages: an office file becomes a PDF, others stay as they are.
+
+    Raises:
+        InputError: it cannot be converted, or office files are not.
+    """
+    kind = office_kind(data)
+    if kind is not None and not convert_office:
+        raise InputError(f"{kind} files are not converted here; send a PDF", code="unsupported")
+    return data if kind is None else office_pdf(data, policy)
 
 
 def _count_pages(data: bytes, policy: MediaPolicy, tenant: str | None) -> int:
+    if is_epub(data):
+        return run_isolated(count_chapters, data, policy, tenant=tenant)
     if not is_pdf(data) and not holds_pictures(data):
         return 1
     try:

@@ -35,6 +35,8 @@ class ReadOptions:
         question: the prompt beside each page that a model reads, as in `ocr`.
         max_tokens: maximum number of tokens of such a page.
         cache_salt: requests with different salts share no cache.
+        convert_office: office files are read through LibreOffice, which this starts with the rights of this process; else they
+            are refused.
 
     Raises:
         InputError: an option has a wrong type or value.
@@ -48,8 +50,10 @@ class ReadOptions:
     question: str = QUESTION
     max_tokens: int | None = 4096
     cache_salt: str | None = None
+    convert_office: bool = True
 
     def __post_init__(self) -> None:
+        check_type("convert_office", self.convert_office, bool)
         check_type("pages", self.pages, str, type(None))
         check_type("text_layer", self.text_layer, str)
         check_type("question", self.question, str)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ...engine.elements import read_table
+from ...mm.media.markup import TextPart
 from ...mm.media.page_facts import TextLine
 from ...mm.media.page_rules import Rule
 from .blocks import Block, Line, Source, table_text
@@ -49,6 +51,18 @@ def page_blocks(
             run.append(index)
     end_run()
     return tuple(blocks)
+
+
+def part_blocks(parts: Sequence[TextPart]) -> tuple[Block, ...]:
+    """Return the parts of a text without boxes as blocks."""
+    return tuple(map(_part_block, parts))
+
+
+def _part_block(part: TextPart) -> Block:
+    if part.kind != "table":
+        return Block(part.kind, part.text, level=part.level)
+    cells = read_table(part.text)
+    return Block("table", table_text(cells), cells=cells)
 
 
 def _table_block(table: TextTable, confidences: Sequence[float | None], source: Source, model: str) -> Block:

@@ -22,7 +22,7 @@ from .fold import folded
 from .inputs import OpenedDocument, facts_of, open_document, patiently, scale_of
 from .manifest import Manifest
 from .options import LINE_CHARACTERS, ReadOptions
-from .page_blocks import page_blocks
+from .page_blocks import page_blocks, part_blocks
 from .readers import PageReader, PageTask, info_of
 from .stop import ReadingStopped, StopSignal
 from .text_blocks import text_order
@@ -151,7 +151,10 @@ class DocumentReader:
                 self._finish(document, [task.record(error=error)])
             elif way == "text_layer":
                 cut = f"the last {facts.num_cut:,} characters of its text layer are left out, the limit is {MAX_CHARS:,}"
-                blocks = page_blocks(facts.lines, [None] * len(facts.lines), text_order, facts.rules)
+                if facts.parts is not None:
+                    blocks = part_blocks(facts.parts)
+                else:
+                    blocks = page_blocks(facts.lines, [None] * len(facts.lines), text_order, facts.rules)
                 self._finish(document, [task.record(blocks, doubt=cut if facts.num_cut else None)])
             elif self.reader.kind == "model":
                 waiting.append(task)
@@ -165,6 +168,7 @@ class DocumentReader:
         if limit is None:
             return None
         number = 0 if facts is None else max(sum(len(line.text) for line in facts.lines), LINE_CHARACTERS * len(facts.lines))
+        number += sum(max(len(part.text), LINE_CHARACTERS) for part in (facts.parts or () if facts is not None else ()))
         with self._lock:
             self._characters[document.key] += number
             value = self._characters[document.key]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ...callers.errors import InputError
 from ...mm.media.isolate import run_isolated
+from ...mm.media.markup import is_epub, is_html
 from ...mm.media.policy import MediaPolicy
 from ...mm.media.text_overlay import PageText, PlacedText, add_text
 from .blocks import PageRecord
-from .inputs import read_bytes
+from .inputs import pages_of_file, read_bytes
 from .ocr_formats import placed_lines
 
 _PAGE_SECONDS = 0.5  # of a worker for each page, besides those of an item
@@ -22,7 +24,10 @@ def searchable_pdf(item: object, pages: Iterable[PageRecord], policy: MediaPolic
         InputError: the file cannot be read or changed.
     """
     texts = [text for page in pages if (text := page_text(page)).lines]
-    data, seconds = read_bytes(item, policy), policy.worker_seconds + _PAGE_SECONDS * len(texts)
+    data = pages_of_file(read_bytes(item, policy), policy)
+    if is_epub(data) or is_html(data):
+        raise InputError("it is text without pages, so no PDF is made of it; choose another format", code="unsupported")
+    seconds = policy.worker_seconds + _PAGE_SECONDS * len(texts)
     return run_isolated(add_text, data, texts, policy, seconds=seconds).numpy().tobytes()
 
 

@@ -23,6 +23,8 @@ _SPARE_MARKS = 12  # of rules, boxes and small drawings
 
 def choose_way(facts: PageFacts, reader: ReaderKind, text_layer: TextLayer) -> tuple[Way, str]:
     """Return how a page is read, and why in this way."""
+    if facts.parts is not None:
+        return "text_layer", f"it is text, {facts.num_chars:,} characters"
     if facts.num_chars == 0 and facts.marks == 0:
         return "blank", "it shows nothing"
     doubt = "text layers are not used" if text_layer == "never" else why_not_trusted(facts)

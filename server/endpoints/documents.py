@@ -56,6 +56,7 @@ def _options(request: Request, form: DocumentForm) -> ReadKeywords:
     config = server_of(request).config
     options |= {"max_pages": config.max_document_pages, "max_characters": config.max_document_characters}
     options["cache_salt"] = cache_salt(request, form.cache_salt)
+    options["convert_office"] = False  # LibreOffice is no program for files of strangers
     if form.question is not None:
         options["question"] = form.question
     if form.max_tokens is not None:
