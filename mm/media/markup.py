@@ -151,7 +151,7 @@ def _elements(data: bytes) -> list[tuple[str, dict[str, str]]]:
 
 def parts_of(text: str) -> list[TextPart]:
     """Return the blocks of HTML. Scripts and styles are left out; nothing is fetched."""
-    reader = _Reader()
+    reader = _HtmlReader()
     reader.feed(text)
     reader.close()
     reader.end_block()
@@ -159,7 +159,7 @@ def parts_of(text: str) -> list[TextPart]:
 
 
 @dataclass
-class _Reader(HTMLParser):
+class _HtmlReader(HTMLParser):
     """Collects blocks. `_kinds`: of the open elements that are blocks, the innermost last. `_lists`: numbers of open lists."""
 
     parts: list[TextPart] = field(default_factory=list)

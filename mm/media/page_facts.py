@@ -45,7 +45,7 @@ _BAD = ("Cc", "Cn", "Cs")  # categories of characters that no text has
 _Verticals = NDArray[np.float64]
 
 
-class Cut(NamedTuple):
+class LineCut(NamedTuple):
     """A place between two words, or at a vertical rule, where a line may be cut into cells of a table.
 
     `position`: characters before it. `left` and `right`: ends of the gap in points; equal where there is no gap.
@@ -63,7 +63,7 @@ class TextLine:
     text: str
     box: Box
     size: float
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[LineCut, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _parts(line: list[_Char], verticals: _Verticals) -> Iterator[TextLine]:
     size = median(char.box[3] - char.box[1] for char in dark)
     middle = median((char.box[1] + char.box[3]) / 2 for char in dark)
     rules: list[float] = np.sort(verticals[(verticals[:, 1] <= middle) & (verticals[:, 2] >= middle), 0]).tolist()
-    part, gaps, before = list[_Char](), list[Cut](), dark[0].box
+    part, gaps, before = list[_Char](), list[LineCut](), dark[0].box
     for char in line:
         if not char.text.isspace():
             gap = char.box[0] - before[2]
@@ -269,7 +269,7 @@ def _parts(line: list[_Char], verticals: _Verticals) -> Iterator[TextLine]:
                 yield _line_of(part, size, gaps)
                 part, gaps = [], []
             elif part and (gap > _CUT * size or _has_rule(before, char.box, rules)):
-                gaps.append(Cut(len(part), min(before[2], char.box[0]), max(before[2], char.box[0])))
+                gaps.append(LineCut(len(part), min(before[2], char.box[0]), max(before[2], char.box[0])))
             before = char.box
         part.append(char)
     yield _line_of(part, size, gaps)
@@ -280,14 +280,14 @@ def _has_rule(before: Box, box: Box, rules: list[float]) -> bool:
     return bisect_right(rules, (before[0] + before[2]) / 2) < bisect_left(rules, (box[0] + box[2]) / 2)
 
 
-def _line_of(chars: list[_Char], size: float, gaps: list[Cut]) -> TextLine:
+def _line_of(chars: list[_Char], size: float, gaps: list[LineCut]) -> TextLine:
     """Return a line. `gaps`: with indices of characters, among them spaces that its text leaves out."""
-    text, start, cuts = "", 0, list[Cut]()
-    for end, left, right in (*gaps, Cut(len(chars), 0.0, 0.0)):
+    text, start, cuts = "", 0, list[LineCut]()
+    for end, left, right in (*gaps, LineCut(len(chars), 0.0, 0.0)):
         part = "".join(char.text for char in chars[start:end])
         is_apart = start > 0 and (part[0].isspace() or chars[start - 1].text.isspace())
         text += f"{' ' if is_apart else ''}{' '.join(part.split())}"
-        cuts.append(Cut(len(text), round(left, 2), round(right, 2)))
+        cuts.append(LineCut(len(text), round(left, 2), round(right, 2)))
         start = end
     lefts, tops, rights, bottoms = zip(*(char.box for char in chars if not char.text.isspace()), strict=True)
     box = (min(lefts), min(tops), max(rights), max(bottoms))

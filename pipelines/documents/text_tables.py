@@ -37,7 +37,7 @@ _DIGIT = re.compile(r"\d")
 
 
 @dataclass(frozen=True)
-class Piece:
+class CellText:
     """A line of text, or the part of one that stands in a cell. `line`: index of the line."""
 
     text: str
@@ -56,7 +56,7 @@ class TextTable:
     """A table with its cells, and the pieces of lines in them in reading order."""
 
     cells: tuple[Cell, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CellText, ...]
     box: Box
 
     @property
@@ -65,7 +65,7 @@ class TextTable:
         return {piece.line for piece in self.pieces}
 
 
-_Row = list[Piece]
+_Row = list[CellText]
 """Pieces side by side, from left to right."""
 _Numbered = tuple[int, TextLine]
 """A line with its index."""
@@ -110,19 +110,21 @@ def _by_column(lines: Sequence[_Numbered], columns: Sequence[Span]) -> list[list
     return parts
 
 
-def _pieces(index: int, line: TextLine, places: Sequence[float] | None = None) -> Iterator[Piece]:
+def _pieces(index: int, line: TextLine, places: Sequence[float] | None = None) -> Iterator[CellText]:
     """Yield the parts of a line between its cuts; `places`: only cuts at these places, which are in order, count."""
     start, left = 0, line.box[0]
     for cut in line.cuts:
         if places is None or bisect_left(places, cut.left - 1) < bisect_right(places, cut.right + 1):
-            yield Piece(line.text[start : cut.position].strip(), (left, line.box[1], cut.left, line.box[3]), line.size, index)
+            yield CellText(
+                line.text[start : cut.position].strip(), (left, line.box[1], cut.left, line.box[3]), line.size, index
+            )
             start, left = cut.position, cut.right
-    yield Piece(line.text[start:].strip(), (left, line.box[1], line.box[2], line.box[3]), line.size, index)
+    yield CellText(line.text[start:].strip(), (left, line.box[1], line.box[2], line.box[3]), line.size, index)
 
 
 def _ruled_table(grid: Grid, lines: Sequence[_Numbered]) -> TextTable | None:
     """Return the table of a grid of rules, or None if it is a frame, a drawing or an empty form."""
-    texts: dict[tuple[int, int], list[Piece]] = {}
+    texts: dict[tuple[int, int], list[CellText]] = {}
     apart = [len(list(_pieces(index, line))) > len(list(_pieces(index, line, grid.xs))) for index, line in lines]
     if apart.count(True) > _APART * len(lines):  # columns without rules between them
         return None
@@ -148,7 +150,7 @@ def _ruled_table(grid: Grid, lines: Sequence[_Numbered]) -> TextTable | None:
     return TextTable(_with_header(cells, None), pieces, grid.box)
 
 
-def _split_row(parts: dict[int, list[Piece]]) -> list[dict[int, list[Piece]]]:
+def _split_row(parts: dict[int, list[CellText]]) -> list[dict[int, list[CellText]]]:
     """Return the rows of a row of a grid: several, where rules stand around the rows only, and each line is one."""
     filled = [column for column, pieces in parts.items() if pieces]
     rows = _rows([piece for pieces in parts.values() for piece in pieces])
@@ -160,15 +162,15 @@ def _split_row(parts: dict[int, list[Piece]]) -> list[dict[int, list[Piece]]]:
     return [{column: [parts[column][number]] for column in filled} for number in range(len(rows))]
 
 
-def _reading(pieces: Sequence[Piece]) -> list[Piece]:
+def _reading(pieces: Sequence[CellText]) -> list[CellText]:
     return [piece for row in _rows(pieces) for piece in row]
 
 
-def _text(pieces: Sequence[Piece]) -> str:
+def _text(pieces: Sequence[CellText]) -> str:
     return join_lines([piece.text for piece in pieces])
 
 
-def _rows(pieces: Sequence[Piece]) -> list[_Row]:
+def _rows(pieces: Sequence[CellText]) -> list[_Row]:
     """Return pieces that stand side by side, row by row."""
     rows, top, bottom = list[_Row](), 0.0, 0.0
     for piece in sorted(pieces, key=lambda piece: (piece.middle, piece.box[0])):
@@ -283,7 +285,7 @@ def _columns(rows: Sequence[_Row], gap: float) -> list[Span]:
     return columns
 
 
-_Cells = dict[tuple[int, int], list[Piece]]
+_Cells = dict[tuple[int, int], list[CellText]]
 """The pieces of a row by their first and last column."""
 
 
@@ -320,7 +322,7 @@ def _gap(above: _Row, below: _Row) -> float:
     return min(piece.box[1] for piece in below) - max(piece.box[3] for piece in above)
 
 
-def _column(piece: Piece, columns: Sequence[Span]) -> int:
+def _column(piece: CellText, columns: Sequence[Span]) -> int:
     """Return the column that a piece shares most of its width with."""
     overlaps = [min(piece.box[2], right) - max(piece.box[0], left) for left, right in columns]
     return overlaps.index(max(overlaps))

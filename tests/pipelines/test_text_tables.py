@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from pdf_files import pdf_of, stream
 from sensorium.engine.elements import Cell
-from sensorium.mm.media.page_facts import Cut, TextLine, page_facts
+from sensorium.mm.media.page_facts import LineCut, TextLine, page_facts
 from sensorium.mm.media.page_rules import Rule
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import blocks as blocks_module
@@ -71,7 +71,7 @@ def test_a_rule_without_borders_and_lines_cut_by_rules() -> None:
     """LaTeX draws a piece of a vertical rule for each row. Text on both sides of it may be one line of the text layer."""
     pieces = [(x, 50.0 + 15 * n, x, 64.9 + 15 * n) for x in (145.0, 245.0) for n in range(3)]
     rules = [*pieces, *((45.0, y, 345.0, y) for y in (50.0, 65.0, 80.0, 95.0))]
-    cut = TextLine("one two", (140, 52, 175, 62), SIZE, (Cut(3, 144, 146),))
+    cut = TextLine("one two", (140, 52, 175, 62), SIZE, (LineCut(3, 144, 146),))
     lines = [cut, *rows(("a", "b", "c"), ("d", "e", "f"), top=67)]
     (table,) = find_tables(lines, rules)
     assert texts_of(table) == [["one", "two", ""], ["a", "b", "c"], ["d", "e", "f"]]
