@@ -1,17 +1,22 @@
-"""Reads the tensors of a `.pt` file, such as the voices of a talker, without unpickling.
+"""Reads the tensors of a file that `torch.save` wrote, without unpickling.
 
-`torch.save` writes a zip archive: `data.pkl`, and the bytes of each tensor in `data/<key>`. The instructions of data.pkl are
-listed and interpreted here; those that mappings, numbers, texts and tensors need are known, and all others are refused.
+Since torch 1.6 it is a zip archive: `data.pkl`, and the bytes of each tensor in `data/<key>`. Before, it was several pickles
+one after the other (a magic number, a version, facts about the machine, the content, the keys of tensors), then the bytes.
+The instructions of the pickles are listed and interpreted here; those that mappings, lists, numbers, texts and tensors need are
+known, and all others are refused. An object of any other class becomes a `SavedObject`, which holds its name and its data.
 Nothing is imported or called.
 """
 
 from __future__ import annotations
 
+import io
 import pickletools
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -25,24 +30,40 @@ _STORAGES = {
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
 }  # fmt: skip
 _TENSOR, _MAPPING = "torch._utils _rebuild_tensor_v2", "collections OrderedDict"
-_GLOBALS = {_TENSOR, _MAPPING, *(f"torch {name}" for name in _STORAGES)}
+_MAGIC = 0x1950A86A20F9469CFC6C
 _MARK = object()
 _BROKEN = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, OSError, zipfile.BadZipFile)
 
 
-def read_saved(file: Path) -> dict[str, Any]:
-    """Return the mapping that a file holds: texts -> mappings, numbers, texts and tensors on the CPU.
+@dataclass
+class SavedObject:
+    """An object of a class that is not read, as data.
+
+    Args:
+        name: module and class, with a space between.
+        arguments: of its constructor.
+        state: what it held, mostly a mapping of its attributes.
+    """
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+
+
+def read_saved(file: Path, objects: bool = False) -> dict[str, Any]:
+    """Return the mapping that a file holds: texts -> mappings, lists, numbers, texts and tensors on the CPU.
+
+    Args:
+        objects: other objects become SavedObject; otherwise they are refused.
 
     Raises:
         CheckpointError: the file is missing or broken, larger than 256 MiB, or holds anything else.
     """
     try:
-        with open_regular(file) as opened, zipfile.ZipFile(opened) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > _MAX_BYTES:
-                raise CheckpointError(f"{file} holds more than {_MAX_BYTES >> 20} MiB; it is not a file of voices")
-            (program,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            folder = program.removesuffix("data.pkl")
-            content = _interpret(archive.read(program), lambda key: archive.read(f"{folder}data/{key}"))
+        with open_regular(file) as opened:
+            content = (
+                _read_archive(file, opened, objects) if zipfile.is_zipfile(opened) else _read_stream(file, opened, objects)
+            )
     except FileNotFoundError:
         raise CheckpointError(f"{file.name} is missing from {file.parent}; download it again") from None
     except CheckpointError:
@@ -54,8 +75,55 @@ def read_saved(file: Path) -> dict[str, Any]:
     return content
 
 
-def _interpret(program: bytes, read: Callable[[str], bytes]) -> Any:
-    """Return the value that the instructions build. Raise ValueError for an instruction or a name that is not known."""
+def _read_archive(file: Path, opened: IO[bytes], objects: bool) -> Any:
+    with zipfile.ZipFile(opened) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > _MAX_BYTES:
+            raise _too_large(file)
+        (program,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        folder = program.removesuffix("data.pkl")
+
+        @cache  # tensors may share the bytes of one key
+        def read(key: str, dtype: torch.dtype) -> Tensor:
+            return torch.frombuffer(bytearray(archive.read(f"{folder}data/{key}")), dtype=dtype)
+
+        return _interpret(io.BytesIO(archive.read(program)), read, objects)
+
+
+def _read_stream(file: Path, opened: IO[bytes], objects: bool) -> Any:
+    """Read the content before its tensors are known: first with empty ones, to learn the keys, then with the bytes."""
+    opened.seek(0)
+    data = opened.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise _too_large(file)
+    stream, dtypes = io.BytesIO(data), dict[str, torch.dtype]()
+
+    def note(key: str, dtype: torch.dtype) -> None:
+        dtypes[key] = dtype
+
+    magic, _, machine = (_interpret(stream, note, False) for _ in range(3))
+    if magic != _MAGIC or not machine.get("little_endian"):
+        raise ValueError("it is no file of torch.save, or one of a big-endian machine")
+    start = stream.tell()
+    _interpret(stream, note, objects, with_tensors=False)
+    storages = dict[str, Tensor]()
+    for key in _interpret(stream, note, False):
+        count, dtype = int.from_bytes(stream.read(8), "little"), dtypes[key]
+        storages[key] = torch.frombuffer(bytearray(stream.read(count * dtype.itemsize)), dtype=dtype)
+    stream.seek(start)
+    return _interpret(stream, lambda key, dtype: storages[key], objects)
+
+
+def _too_large(file: Path) -> CheckpointError:
+    return CheckpointError(f"{file} holds more than {_MAX_BYTES >> 20} MiB; it is not a file of voices or a small network")
+
+
+def _interpret(program: IO[bytes], read: Callable[[str, torch.dtype], Any], objects: bool, with_tensors: bool = True) -> Any:
+    """Return the value that the instructions build. Raise ValueError for an instruction or a name that is not known.
+
+    Args:
+        read: returns the storage of a key.
+        with_tensors: otherwise tensors are None.
+    """
     stack, memo = list[Any](), dict[int, Any]()
 
     def pop_marked() -> list[Any]:
@@ -81,22 +149,27 @@ def _interpret(program: bytes, read: Callable[[str], bytes]) -> Any:
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
             count = int(name[-1])
             stack[-count:] = [tuple(stack[-count:])]
+        elif name in ("APPEND", "APPENDS"):
+            values = pop_marked() if name == "APPENDS" else [stack.pop()]
+            stack[-1].extend(values)
         elif name in ("SETITEM", "SETITEMS"):
             values = pop_marked() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-            stack[-1].update(zip(values[::2], values[1::2], strict=True))
+            if not isinstance(stack[-1], SavedObject):  # entries of a mapping that is not read
+                stack[-1].update(zip(values[::2], values[1::2], strict=True))
         elif name in ("GLOBAL", "STACK_GLOBAL"):
-            reference = argument if name == "GLOBAL" else f"{stack.pop(-2)} {stack.pop()}"
-            if reference not in _GLOBALS:
-                raise ValueError(f"it refers to {reference!r}")
-            stack.append(reference)
+            stack.append(argument if name == "GLOBAL" else f"{stack.pop(-2)} {stack.pop()}")
         elif name == "BINPERSID":
             kind, storage, key = stack.pop()[:3]
             if kind != "storage":
                 raise ValueError(f"it refers to a {kind!r}")
-            stack.append(torch.frombuffer(bytearray(read(key)), dtype=_STORAGES[storage.removeprefix("torch ")]))
-        elif name == "REDUCE":
+            stack.append(read(key, _STORAGES[storage.removeprefix("torch ")]))
+        elif name in ("REDUCE", "NEWOBJ"):
             arguments = stack.pop()
-            stack[-1] = _tensor(*arguments[:4]) if stack[-1] == _TENSOR else _empty(stack[-1], arguments)
+            stack[-1] = _call(stack[-1], arguments, objects, with_tensors)
+        elif name == "BUILD":
+            state = stack.pop()
+            if isinstance(stack[-1], SavedObject):
+                stack[-1].state = state
         elif name == "STOP":
             return stack.pop()
         else:
@@ -105,8 +178,8 @@ def _interpret(program: bytes, read: Callable[[str], bytes]) -> Any:
 
 
 _CONSTANTS: dict[str, Callable[[], Any]] = {
-    "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple, "MARK": lambda: _MARK, "NONE": lambda: None, "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
+    "EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "MARK": lambda: _MARK, "NONE": lambda: None,
+    "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
 }  # fmt: skip
 
 
@@ -114,7 +187,12 @@ def _tensor(storage: Tensor, offset: int, shape: tuple[int, ...], stride: tuple[
     return storage.as_strided(shape, stride, offset).clone()
 
 
-def _empty(name: object, arguments: tuple[object, ...]) -> dict[object, object]:
-    if name != _MAPPING or arguments:
+def _call(name: object, arguments: tuple[Any, ...], objects: bool, with_tensors: bool) -> Any:
+    """Return what the call of a named class or function stands for."""
+    if name == _TENSOR:
+        return _tensor(*arguments[:4]) if with_tensors else None
+    if name == _MAPPING and not arguments:
+        return {}
+    if not objects or not isinstance(name, str):
         raise ValueError(f"it calls {name!r}")
-    return {}
+    return SavedObject(name, arguments)

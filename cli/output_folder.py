@@ -15,7 +15,7 @@ from .sources import Source
 
 RECORD = ".sensorium-transcribe.json"
 """JSON file in the folder: name of an output file -> hash of its input and its options."""
-_SUFFIXES = {"text": "txt"}
+_SUFFIXES = {"text": "txt", "diarized_json": "json"}
 _NOT_OPTIONS = {"files", "output_dir", "resume", "offline", "debug"}
 _BLOCK = 1 << 20
 

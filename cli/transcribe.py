@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,9 @@ SHIPPED_HEARS = (
 SHIPPED_MODEL = Path(__file__).resolve().parents[1] / "assets" / "tiny-asr"
 
 LINE_LENGTH = 42  # characters of a line of subtitles
-FORMATS = ("text", "json", "srt", "vtt", "tsv", "md")
+FORMATS = ("text", "json", "srt", "vtt", "tsv", "md", "rttm", "stm", "diarized_json")
+OF_SPEAKERS = ("rttm", "stm", "diarized_json")
+_TIMED = ("srt", "vtt", "tsv")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-line-count", metavar="N", type=positive_int, help=help_text)
     help_text = 'audio track of each file: its number from 0, its language, or "default" (the default)'
     parser.add_argument("--track", metavar="N", default="default", help=help_text)
-    help_text = 'channel: its number from 0, "left", "right", or "mix" (the default)'
+    help_text = 'channel: its number from 0, "left", "right", "mix" (the default), or "each": every channel is one speaker'
     parser.add_argument("--channel", metavar="N", default="mix", help=help_text)
+    help_text = "tell speakers apart; their number, or the fewest and the most, if known"
+    parser.add_argument("--speakers", metavar="N | MIN-MAX", nargs="?", const="true", help=help_text)
+    help_text = "folder with the networks that tell speakers apart (default: those in the packages whisperx and resemblyzer)"
+    parser.add_argument("--speaker-model", metavar="DIR", help=help_text)
+    help_text = "a speaker's name and a clip of 2 to 10 s of the voice; give one for each known speaker"
+    parser.add_argument("--known-speaker", metavar="NAME=FILE", action="append", default=[], help=help_text)
     parser.add_argument("--context", metavar="TEXT", default="", help="names and words to expect")
     help_text = "maximum number of tokens per file (default: as many as the model takes)"
     parser.add_argument("--max-tokens", metavar="N", type=positive_int, help=help_text)
@@ -79,7 +88,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     if (args.track, args.channel) != ("default", "mix"):
         from ..mm.media.policy import AudioSelection
 
-        AudioSelection(args.track, args.channel)
+        AudioSelection(args.track, "mix" if args.channel == "each" else args.channel)
+    _check_speakers(args)
     if args.aligner is not None and not args.word_timestamps:
         raise ConfigError("--aligner is for --word-timestamps; give both, or leave it out")
     if args.aligner is not None and not Path(args.aligner).is_dir():
@@ -88,6 +98,20 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ConfigError(f"--json and --format {args.format} exclude each other; give one of them")
     if args.resume and not args.live and args.output_dir is None:
         raise ConfigError("--resume needs --output-dir, where an earlier run wrote its files; give it")
+
+
+def _check_speakers(args: argparse.Namespace) -> None:
+    if args.live and (args.speakers is not None or args.known_speaker):
+        raise ConfigError("--speakers and --known-speaker are for files; leave them out with --live")
+    if args.format in OF_SPEAKERS and args.speakers is None and args.channel != "each":
+        raise ConfigError(f"--format {args.format} has the speakers; give --speakers, or --channel each", param="speakers")
+    for text in args.known_speaker:
+        if not all(part.strip() for part in (text.partition("=")[0], text.partition("=")[2])):
+            raise ConfigError(f"--known-speaker {text!r} must be NAME=FILE", param="known_speaker")
+    if args.speakers is not None:
+        from ..pipelines.speech.options import read_speakers
+
+        read_speakers(args.speakers)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json and args.output_dir is None:  # these report each file
         check_files(sources, every=False)
     folder = None if args.output_dir is None else OutputFolder(args, sources, "json" if args.json else args.format)
-    if folder is None and args.format in ("srt", "vtt", "tsv") and len(sources) > 1:
+    if folder is None and args.format in (*_TIMED, *OF_SPEAKERS) and len(sources) > 1:
         raise ConfigError(f"--format {args.format} takes one file, not {len(sources)}; give --output-dir")
     if folder is not None and args.resume:
         sources = folder.without_finished()
@@ -122,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     projection = WRITERS.get(args.format)
 
     def write(transcript: Transcript) -> str:
-        return text(transcript) if projection is None else projection(transcript.timeline, layout)
+        return text(transcript, args.timestamps) if projection is None else projection(transcript.timeline, layout)
 
     as_json, args.json = args.json, args.json and folder is None
 
@@ -144,9 +168,10 @@ def run(args: argparse.Namespace) -> int:
 
 def speech_options(args: argparse.Namespace, on_progress: Callable[[float], None]) -> FileOptions:
     from ..engine.sampling_params import SamplingParams
-    from ..pipelines.speech.options import TEMPERATURES, FileOptions
+    from ..pipelines.speech.options import TEMPERATURES, FileOptions, read_speakers
 
-    timed = args.timestamps or args.format in ("srt", "vtt", "tsv")
+    timed = args.timestamps or args.format in _TIMED
+    known = [text.partition("=")[::2] for text in args.known_speaker]
     return FileOptions(
         language=args.language,
         task=args.task,
@@ -159,6 +184,10 @@ def speech_options(args: argparse.Namespace, on_progress: Callable[[float], None
         beam_size=args.beam_size,
         track=args.track,
         channel=args.channel,
+        speakers=False if args.speakers is None else read_speakers(args.speakers),
+        speaker_model=args.speaker_model,
+        known_speaker_names=[name for name, _ in known],
+        known_speaker_references=[file for _, file in known],
         on_progress=on_progress,
     )
 
@@ -167,10 +196,18 @@ def json_fields(transcript: Transcript) -> dict[str, object]:
     return {**transcript.to_dict(), "error": transcript.error}
 
 
-def text(transcript: Transcript) -> str:
-    """Return the text, with timestamps as one line per segment."""
-    return transcript.text if transcript.segments is None else "\n".join(map(segment_line, transcript.segments))
+def text(transcript: Transcript, timed: bool = True) -> str:
+    """Return the text, with timestamps as one line per segment, or, if not `timed`, as one line per turn of a speaker."""
+    if transcript.segments is None:
+        return transcript.text
+    if timed or transcript.turns is None:
+        return "\n".join(map(segment_line, transcript.segments))
+    from ..pipelines.speech.merge import join_texts
+
+    runs = groupby(transcript.segments, key=lambda segment: segment.speaker)
+    return "\n".join(f"{speaker or 'unknown'}: {join_texts([segment.text for segment in run])}" for speaker, run in runs)
 
 
 def segment_line(segment: Segment) -> str:
-    return f"[{segment.start:.2f} - {'' if segment.end is None else f'{segment.end:.2f}'}] {segment.text}"
+    speaker = "" if segment.speaker is None else f"{segment.speaker}: "
+    return f"[{segment.start:.2f} - {'' if segment.end is None else f'{segment.end:.2f}'}] {speaker}{segment.text}"

@@ -88,6 +88,10 @@ class TranscribeKeywords(SpeechKeywords, total=False):
     beam_size: int | None
     track: int | str | None
     channel: int | str | None
+    speakers: bool | int | tuple[int, int] | None
+    speaker_model: str | Path | None
+    known_speaker_names: Sequence[str] | None
+    known_speaker_references: Sequence[object] | None
     on_progress: Callable[[float], None] | None
     on_text: Callable[[int, str], None] | None
     on_window: Callable[[int, WindowResult], None] | None

@@ -23,7 +23,7 @@ from ..mm.speech import SpeechRequest
 from ..mm.types import EmbeddingItem, MediaHeader
 from .files import NamedItem, named_items
 from .run import Task, error_of_task, gather
-from .speech.arguments import check_file_options, expected_words, known_language
+from .speech.arguments import check_file_options, expected_words, known_language, times_for_speakers
 from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowInput, transcribe_window
 from .speech.forced_alignment import CtcAligner
 from .speech.frames import FrameAligner
@@ -32,6 +32,7 @@ from .speech.options import FileOptions, SpeechOptions
 from .speech.results import Transcript, TranscriptionInfo
 from .speech.segments import Attempt, Segment, WindowResult, WindowText, Word, segments
 from .speech.skipped import SegmentMerger, WindowTranscriber
+from .speech.speakers import SpeakerJob, add_speakers, join_channels, listening, speaker_job
 from .speech.vad import make_detector
 from .speech.windows import Window, WindowReader
 from .speech.word_times import AttentionAligner
@@ -47,6 +48,7 @@ _MAX_WINDOW = 60  # seconds; many windows are in memory at a time
 _MAX_CONTEXT = 800  # characters of preceding text in a prompt
 _OVERLAP = 2.0  # seconds that two sequential windows share if they are cut inside speech
 _PAUSE = 0.3  # minimum seconds of a pause in which they share none
+_MAX_CHANNELS = 16  # of an item whose channels are speakers
 _EARLY, _LATE = 0.6, 0.2  # seconds before and after a place inside speech in which such a window begins
 
 
@@ -59,6 +61,7 @@ class _Job:
         size: samples of the longest window.
         max_concurrent_windows: limit for one file.
         find_end: finds when the words of a window were spoken, and with them the speech that a text skips; None: it cannot.
+        speakers: tells speakers apart by their voices; None: it is not asked for.
     """
 
     options: FileOptions
@@ -69,6 +72,7 @@ class _Job:
     size: int
     max_concurrent_windows: int
     find_end: AttentionAligner | None
+    speakers: SpeakerJob | None
 
 
 def transcribe_tasks(engine: Engine, audio: object, options: FileOptions) -> list[Task[Transcript]]:
@@ -87,12 +91,15 @@ def transcribe_tasks(engine: Engine, audio: object, options: FileOptions) -> lis
     on_progress, on_text, on_window, on_segments = check_functions(**reports)
     options = replace(options, on_progress=on_progress, on_text=on_text, on_window=on_window, on_segments=on_segments)
     assert engine.speech is not None
+    if options.tells_speakers:
+        options = replace(options, timestamps=times_for_speakers(engine, options))
     is_timed = options.sequential or options.times != "none"
     make = partial(make_request, engine, options.task, is_timed)
     decoding = Decoding(make, options, _make_aligner(engine, options), options.beam_size, timestamped_request(engine, options))
     words, rate = expected_words(engine, options), engine.speech.decode_spec.rate
     limits = window_size(engine), _windows_per_file(engine, len(items))
-    job = _Job(options, decoding, known_language(engine, options), words, rate, *limits, _end_finder(engine, options))
+    finders = _end_finder(engine, options), speaker_job(engine, options)
+    job = _Job(options, decoding, known_language(engine, options), words, rate, *limits, *finders)
     return [partial(_transcribe_named, engine, i, item, job) for i, item in enumerate(items)]
 
 
@@ -216,10 +223,39 @@ def _window_end(text: WindowText, rate: int) -> float:
 
 
 async def _transcribe_named(engine: Engine, index: int, item: NamedItem, job: _Job) -> Transcript:
-    transcript = await _transcribe_item(engine, index, item.item, job)
+    if job.options.each_channel:
+        transcript = await _transcribe_channels(engine, index, item.item, job)
+    else:
+        transcript = await _transcribe_item(engine, index, item.item, job)
     for warning in transcript.warnings:
         _log.warning("%s: %s", item.source or f"audio {index}", warning)
     return replace(transcript, source=item.source)
+
+
+async def _transcribe_channels(engine: Engine, index: int, item: object, job: _Job) -> Transcript:
+    """Transcribe each channel of an item as one speaker. The text is reported when all channels are known."""
+    options, transcripts = job.options, list[Transcript]()
+
+    quiet = replace(options, known_speaker_names=(), on_text=_ignore, on_window=_ignore, on_segments=_ignore)
+    while len(transcripts) < _MAX_CHANNELS:
+        part = replace(job, options=replace(quiet, speakers=False, channel=len(transcripts)))
+        transcript = await _transcribe_item(engine, index, item, part)
+        if transcripts and transcript.error is not None and transcript.error.param == "channel":  # there is no such channel
+            break
+        transcripts.append(transcript)
+        if transcript.error is not None:
+            break
+    joined = join_channels(transcripts, options.known_speaker_names)
+    if joined.error is None:
+        for window in joined.windows:
+            options.on_window(index, window)
+        options.on_segments(index, joined.segments or ())
+        options.on_text(index, joined.text)
+    return joined
+
+
+def _ignore(index: int, report: object) -> None:
+    """Take a report that is made later, when speakers are known."""
 
 
 def _sound_of(source: MediaSource, default: AudioSelection) -> AudioSelection:
@@ -249,6 +285,9 @@ async def _transcribe_item(engine: Engine, index: int, item: object, job: _Job) 
         (source,) = engine.speech.parser().parse({"audio": [item]})["audio"]
         sound = _sound_of(source, AudioSelection(options.track, options.channel))
         if source.data is None or isinstance(source.data, EmbeddingItem):
+            if options.tells_speakers:
+                reason = "it is given as encoder rows, which do not tell <<param>> apart; give samples or a file"
+                raise media_error(InputError(reason, param="speakers"), "audio", index)
             text = await transcribe_window(engine, WindowInput(item, None, job.words), job.decoding, language)
             transcript = _transcript(index, [text], text.output, language, job)
             options.on_window(index, text.result)
@@ -258,9 +297,12 @@ async def _transcribe_item(engine: Engine, index: int, item: object, job: _Job) 
         warnings = list[str]()
         with closing(gate.audio_blocks(source, job.rate, engine.config.media, sound, warnings.append)) as blocks:
             detector = None if options.vad is False else make_detector(options.vad, job.rate)
-            faults = list[ErrorInfo]()
-            texts = _FinalTexts(index, options, job.rate)
-            reader = WindowReader(_until_fault(blocks, faults, index), job.rate, job.size, detector)
+            faults, diarizer = list[ErrorInfo](), None if job.speakers is None else job.speakers.diarizer()
+            texts = _FinalTexts(index, options if diarizer is None else replace(options, on_segments=_ignore), job.rate)
+            read_blocks = _until_fault(blocks, faults, index)
+            if diarizer is not None:
+                read_blocks = listening(read_blocks, diarizer, engine, job.rate)
+            reader = WindowReader(read_blocks, job.rate, job.size, detector)
             if options.sequential:
                 read_windows = await _read_sequentially(engine, reader, job, language, texts)
             else:
@@ -274,6 +316,9 @@ async def _transcribe_item(engine: Engine, index: int, item: object, job: _Job) 
         if warning := reader.quiet_warning():
             warnings.append(warning)
         transcript = _transcript(index, read_windows, texts.output or nothing, language, job, reader)
+        if diarizer is not None and transcript.error is None:
+            transcript = add_speakers(transcript, diarizer.finish())
+            options.on_segments(index, transcript.segments or ())
         return replace(transcript, warnings=tuple(warnings), error=transcript.error or next(iter(faults), None))
     except Exception as error:  # this item fails, and the others go on
         return _failed(_read_error(error, index), nothing, language)

@@ -40,7 +40,7 @@ _SERVICE_PORT = re.compile(r"(tcp|udp|sctp)://")
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+/?")
 _OWN_PATHS = ("v1", "api", "page")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
-_TEXTS = ("host", "uds", "admin_key", "otlp_traces_endpoint", "tls_cert", "tls_key", "data_dir")
+_TEXTS = ("host", "uds", "admin_key", "otlp_traces_endpoint", "tls_cert", "tls_key", "data_dir", "speaker_model")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class ServerConfig:
         max_document_pages: maximum number of pages of a document that is sent to /v1/documents.
         max_document_characters: maximum number of characters of the text layers of such a document, in which a line counts as
             at least 32; further pages have an error.
+        speaker_model: folder of the networks that tell speakers apart (docs/speech.md). None: those in the packages whisperx
+            and resemblyzer.
         tool_call_parser: how the model writes tool calls: "auto" (found in its chat template, or else by its
             architecture), "none", or a name of `parsers.answer.PARSERS`.
         reasoning_parser: how the model writes its reasoning: "auto" (found in its chat template, or else by its
@@ -144,6 +146,7 @@ class ServerConfig:
     realtime_idle_seconds: float = 300.0
     max_document_pages: int = 500
     max_document_characters: int = 5_000_000
+    speaker_model: str | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     exit_on_engine_death: bool = True

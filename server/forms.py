@@ -17,7 +17,7 @@ from .errors import HttpError, validation_error
 
 F = TypeVar("F", bound=BaseModel)
 _NO_FILE = "file is missing; give it as the part `file` of the form, with a file name, as `curl -F file=@talk.wav` does"
-_MAX_FIELDS, _MAX_FIELD_BYTES = 64, 1 << 20
+_MAX_FIELDS, _MAX_FIELD_BYTES = 64, 4 << 20  # a clip of a known speaker is a field
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # it warns of broken forms; the client gets the error
 
 

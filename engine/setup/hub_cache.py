@@ -59,7 +59,7 @@ _FILES = (
     "chat_template.jinja",
     "model.safetensors.index.json",
     "consolidated.safetensors.index.json",
-    "spk_dict.pt",  # voices of Qwen2.5-Omni; `checkpoints.speaker_file` reads it without unpickling
+    "spk_dict.pt",  # voices of Qwen2.5-Omni; `checkpoints.torch_file` reads it without unpickling
     "*.ttf",  # draws timestamps onto the frames of Ernie-4.5-VL
 )
 """Patterns of the files that are read beside the weights. Code and pickled weights match none."""

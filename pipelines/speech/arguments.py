@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...callers.errors import ConfigError, InputError, hint, short_repr
 from ...mm.languages import language_code
-from .options import NO_SPEECH, FileOptions, SpeechOptions
+from .options import NO_SPEECH, FileOptions, SpeechOptions, Times
 from .vad import make_detector
 
 if TYPE_CHECKING:
@@ -71,6 +71,22 @@ def check_file_options(engine: Engine, options: FileOptions) -> None:
     if options.beam_size > 1 and speech.frame_rule() is not None:
         raise _without_decoder("beam_size")
     check_options(engine, options)
+
+
+def times_for_speakers(engine: Engine, options: FileOptions) -> Times:
+    """Return the finest times that a model gives, from which the speakers of its text follow.
+
+    Raises:
+        InputError: it gives none.
+    """
+    speech = engine.speech
+    assert speech is not None
+    if options.aligner is not None or speech.alignment() is not None or speech.frame_rule() is not None:
+        return "word"
+    if not speech.has_timestamps:
+        reason = "this model gives no times, so that it is not known who says what; give <<aligner=>> the folder of a CTC model"
+        raise InputError(reason, code="unsupported", param="channel" if options.each_channel else "speakers")
+    return "segment"
 
 
 def _without_decoder(name: str) -> InputError:

@@ -22,6 +22,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 NO_SPEECH = 0.6  # default of no_speech_threshold
 _MAX_BEAMS = 32
+MAX_SPEAKERS = 64
 Times = Literal["none", "segment", "word"]
 _TIMESTAMPS: dict[bool | str, Times] = {False: "none", True: "segment", "none": "none", "segment": "segment", "word": "word"}
 _GATES = {"no_speech": (0.0, 1.0), "log_prob": (-inf, 0.0), "compression_ratio": (0.0, inf)}  # least and largest threshold
@@ -118,7 +119,12 @@ class FileOptions(SpeechOptions):
         sequential: begin windows at the ends of segments (arXiv 2212.04356, 4.5).
         aligner: folder of a CTC model that times words; None: the model does.
         beam_size: beams at temperature 0.
-        track, channel: see `AudioSelection`; those of a `Media` apply to its item instead.
+        track, channel: see `AudioSelection`; those of a `Media` apply to its item instead. channel="each": each channel is
+            transcribed and is one speaker.
+        speakers: tell speakers apart: True, their number, or the fewest and the most.
+        speaker_model: folder of the networks that tell speakers apart (see `engine.speaker_networks`); None: in packages.
+        known_speaker_names: names of speakers; of the channels if channel="each".
+        known_speaker_references: a clip of the speech of each known speaker, in any form of an audio item.
         on_progress: called with the seconds of each finished window, and with the seconds of silence that were skipped.
         on_text, on_window: called with an item's number and more of its final text, or each of its windows before that text.
         on_segments: called with an item's number and its next final segments, with their words, before their text.
@@ -129,6 +135,10 @@ class FileOptions(SpeechOptions):
     beam_size: int = 1
     track: int | str = "default"
     channel: int | str = "mix"
+    speakers: bool | int | Sequence[int] = False
+    speaker_model: str | Path | None = None
+    known_speaker_names: Sequence[str] = ()
+    known_speaker_references: Sequence[object] = ()
     on_progress: Callable[[float], None] = lambda seconds: None
     on_text: Callable[[int, str], None] = lambda index, text: None
     on_window: Callable[[int, WindowResult], None] = lambda index, window: None
@@ -141,10 +151,55 @@ class FileOptions(SpeechOptions):
         if self.aligner is not None and self.times != "word":
             raise InputError('aligner is for <<timestamps=>>"word"; leave it out', param="aligner")
         check_beam_size(self.beam_size)
-        AudioSelection(self.track, self.channel)
+        AudioSelection(self.track, "mix" if self.channel == "each" else self.channel)
+        check_speakers(self.speakers)
+        self._check_known_speakers()
         for name in ("on_progress", "on_text", "on_window", "on_segments"):
             if not callable(function := getattr(self, name)):
                 raise InputError(f"<<param=>>{short_repr(function)} must be a function", code="invalid_value", param=name)
+
+    @property
+    def each_channel(self) -> bool:
+        """Whether each channel is one speaker."""
+        return self.channel == "each"
+
+    @property
+    def tells_speakers(self) -> bool:
+        return self.speakers is not False or self.each_channel
+
+    @property
+    def speaker_limits(self) -> tuple[int, int]:
+        """The fewest and the most speakers."""
+        if isinstance(self.speakers, bool):
+            return 1, MAX_SPEAKERS
+        return (self.speakers, self.speakers) if isinstance(self.speakers, int) else (self.speakers[0], self.speakers[1])
+
+    def _check_known_speakers(self) -> None:
+        check_type("speaker_model", self.speaker_model, str, os.PathLike, type(None))
+        names, clips = self.known_speaker_names, self.known_speaker_references
+        for param, value in (("known_speaker_names", names), ("known_speaker_references", clips)):
+            if not isinstance(value, list | tuple):
+                raise InputError(f"<<param=>>{short_repr(value)} must be a list", code="invalid_value", param=param)
+        if self.each_channel and self.speakers not in (False, True):
+            raise InputError('channel="each" has one speaker per channel; leave <<param>> out', param="speakers")
+        if (names or clips) and not self.tells_speakers:
+            raise InputError("known speakers need <<param>>=True, a number or a range; give it", param="speakers")
+        if not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
+            reason = f"<<param=>>{short_repr(names)} must be different names, none of them empty"
+            raise InputError(reason, code="invalid_value", param="known_speaker_names")
+        if len(names) > MAX_SPEAKERS:
+            raise InputError(
+                f"<<param>> has {len(names)} names; give at most {MAX_SPEAKERS}",
+                code="over_limit",
+                param="known_speaker_names",
+                limit=MAX_SPEAKERS,
+                value=len(names),
+            )
+        if self.each_channel and clips:
+            raise InputError('channel="each" needs no clips of speakers; leave <<param>> out', param="known_speaker_references")
+        if not self.each_channel and len(names) != len(clips):
+            reason = f"there are {len(names)} known_speaker_names and {len(clips)} <<param>>; give one clip for each name"
+            raise InputError(reason, code="invalid_value", param="known_speaker_references")
 
 
 @dataclass(frozen=True)
@@ -188,6 +243,33 @@ class LiveOptions(SpeechOptions):
         check_type("turn_events", self.turn_events, bool)
         check_type("max_sessions", self.max_sessions, int)
         check_number("max_sessions", self.max_sessions, 1, 1_000_000)
+
+
+def check_speakers(value: object) -> None:
+    """Raise InputError unless the value is a bool, a number of speakers, or the fewest and the most."""
+    numbers = value if isinstance(value, list | tuple) else (value, value)
+    is_range = len(numbers) == 2 and all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+    if not isinstance(value, bool) and not (is_range and 1 <= numbers[0] <= numbers[1] <= MAX_SPEAKERS):
+        reason = f"must be True, False, a number of speakers from 1 to {MAX_SPEAKERS}, or the fewest and the most of them"
+        raise InputError(f"<<param=>>{short_repr(value)} {reason}", code="invalid_value", param="speakers")
+
+
+def read_speakers(text: str) -> bool | int | tuple[int, int]:
+    """Read the option `speakers` of a command line or a form: "true", "false", N or MIN-MAX.
+
+    Raises:
+        InputError: another text, or numbers out of range.
+    """
+    words = {"true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    parts = text.split("-")
+    if not all(part.isdecimal() and len(part) < 10 for part in parts) or len(parts) > 2:
+        reason = f"<<param=>>{short_repr(text)} must be a number of speakers, such as 2, or a range, such as 2-4"
+        raise InputError(reason, code="invalid_value", param="speakers")
+    value = int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+    check_speakers(value)
+    return value
 
 
 def check_beam_size(size: object) -> None:

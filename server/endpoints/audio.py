@@ -26,7 +26,8 @@ from ...mm.parse import MediaSource
 from ...mm.tenants import tenant_of
 from ...pipelines.llm import AsyncLLM
 from ...pipelines.option_types import SpeechTask, TranscribeKeywords
-from ...pipelines.speech.options import TEMPERATURES, Times
+from ...pipelines.speech.diarized import diarized_fields
+from ...pipelines.speech.options import TEMPERATURES, Times, read_speakers
 from ...pipelines.speech.subtitles import WRITERS, SubtitleLayout
 from ...pipelines.transcribe import Segment, Transcript, WindowResult, Word
 from ..errors import error_object, validation_error
@@ -41,7 +42,7 @@ from ..uploaded_files import open_files, read_file
 from .tokens import run_interruptible
 
 _VLLM_USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
-_WITH_ERROR = ("json", "verbose_json")  # formats that can hold an error beside the text
+_WITH_ERROR = ("json", "verbose_json", "diarized_json")  # formats that can hold an error beside the text
 F = TypeVar("F", bound=AudioForm)
 
 
@@ -166,6 +167,11 @@ def _naming_file(field: str = "file") -> Iterator[None]:
         with naming_param(field):
             yield
     except SensoriumError as error:
+        if error.info.param == "speaker_model":
+            reason = (
+                "this server does not tell speakers apart; <<param>> needs the networks that its option speaker_model names"
+            )
+            raise InputError(reason, code="unsupported", param="speakers") from error
         error.info = _with_file_name(error.info, field)
         raise
 
@@ -205,6 +211,10 @@ def _options(request: Request, form: AudioForm) -> TranscribeKeywords:
     options.update({"track": form.track, "channel": form.channel, "cache_salt": cache_salt(request, form.cache_salt)})
     if form.temperature:  # with 0, hotter answers follow where the first one fails, as OpenAI's do
         options["temperature"] = form.temperature
+    if isinstance(form, TranscriptionForm) and form.tells_speakers:
+        options["speakers"] = True if form.speakers is None else read_speakers(form.speakers)
+        options["speaker_model"] = services_of(request).config.speaker_model
+        options["known_speaker_names"], options["known_speaker_references"] = form.known_speaker_names, form.clips
     sampling = form.sampling
     if form.beam_size > 1:
         options["beam_size"] = form.beam_size
@@ -221,8 +231,11 @@ def _options(request: Request, form: AudioForm) -> TranscribeKeywords:
 
 async def _stream(request: Request, form: TranscriptionForm, audio: bytes) -> Response:
     """Send text as soon as it is final. An error before the first text has its own status."""
-    if form.response_format != "json":
-        raise InputError("stream=true needs <<param=>>json; set it", param="response_format")
+    if form.response_format not in ("json", "diarized_json"):
+        raise InputError("stream=true needs <<param=>>json or diarized_json; set one of them", param="response_format")
+    if form.as_vllm and form.response_format == "diarized_json":
+        reason = "vLLM's chunks have no place for speakers; set <<param=>>json, or leave out stream_include_usage and so on"
+        raise InputError(reason, code="unsupported", param="response_format")
     if form.as_vllm and (form.include or form.timestamp_granularities):
         param = "include" if form.include else "timestamp_granularities"
         reason = "vLLM's chunks have no place for <<param>>; leave it out, or the fields stream_include_usage and so on"
@@ -231,7 +244,8 @@ async def _stream(request: Request, form: TranscriptionForm, audio: bytes) -> Re
     options, times = _options(request, form), form.timestamp_granularities or ()
     if times:
         options["timestamps"] = _timestamps(server, form.response_format, times)
-    details = EventDetails(form.has_continuous_usage, form.has_logprobs, times)
+    is_diarized = form.response_format == "diarized_json"
+    details = EventDetails(form.has_continuous_usage, form.has_logprobs, times, is_diarized)
     events = transcript_events(server.llm, audio, form.spoken, options, details)
 
     def chunks(first: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -274,11 +288,13 @@ class EventDetails:
         usage: each text comes with the usage of the windows so far.
         logprobs: each text comes with the log probabilities of the windows since the last one, the whole text with all.
         times: the whole text comes with "word"s, "segment"s, or both, and each text with its words.
+        speakers: before the whole text, an event for each segment names its speaker.
     """
 
     usage: bool = False
     logprobs: bool = False
     times: Sequence[str] = ()
+    speakers: bool = False
 
 
 async def transcript_events(
@@ -319,6 +335,8 @@ async def transcript_events(
         if transcript.error is not None:
             raise transcript.error.exception()
         count_audio(transcript.duration)
+        for segment in diarized_fields(transcript.timeline)["segments"] if details.speakers else ():
+            yield segment
         done = {"type": "transcript.text.done", "text": transcript.text, "usage": _token_usage(transcript.windows)}
         more = {"logprobs": _logprobs(llm, transcript.windows)} if details.logprobs else {}
         yield {**done, **more, **(_times(transcript, details.times) if details.times else {})}
@@ -358,6 +376,8 @@ def _response(
     """
     if response_format == "text":
         return PlainTextResponse(f"{transcript.text}\n")
+    if response_format == "diarized_json":
+        return JSONResponse(_diarized(transcript))
     if response_format in WRITERS:
         written = WRITERS[response_format](transcript.timeline, SubtitleLayout())
         return PlainTextResponse(f"{written}\n" if written else "")
@@ -372,6 +392,15 @@ def _response(
     if transcript.error is not None:
         body["error"] = error_object(_with_file_name(transcript.error))
     return JSONResponse(body)
+
+
+def _diarized(transcript: Transcript) -> dict[str, Any]:
+    body = diarized_fields(transcript.timeline)
+    if transcript.warnings:
+        body["warnings"] = list(transcript.warnings)
+    if transcript.error is not None:
+        body["error"] = error_object(_with_file_name(transcript.error))
+    return body
 
 
 def _times(transcript: Transcript, times: Sequence[str]) -> dict[str, Any]:
@@ -395,4 +424,5 @@ def _segment(index: int, segment: Segment, duration: float) -> dict[str, Any]:
     fields: dict[str, Any] = {name: getattr(segment, name) for name in names}
     end = duration if segment.end is None else segment.end
     numbers = {name: 0.0 if fields[name] is None else fields[name] for name in ("avg_logprob", "no_speech_prob")}
-    return {"id": index, **fields, **numbers, "end": end, "tokens": list(segment.tokens)}
+    speaker = {} if segment.speaker is None else {"speaker": segment.speaker}
+    return {"id": index, **fields, **numbers, "end": end, "tokens": list(segment.tokens), **speaker}

@@ -14,7 +14,7 @@ from .body import Body, Part, Refused
 _SPEAKERS = ("known_speaker_names", "known_speaker_references")
 LISTS = ("timestamp_granularities", "include", "keywords", "languages", *_SPEAKERS)
 """Fields that are lists, which forms write with `[]`."""
-_NO_SPEAKERS = "speakers are not told apart"
+_NO_SPEAKERS = "speakers of translations are not told apart"
 _SAMPLING = ("seed", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -124,10 +124,14 @@ class AudioForm(Body):
 
 class TranscriptionForm(AudioForm):
     refused: ClassVar[Refused] = {
-        **{name: entry for name, entry in AudioForm.refused.items() if name not in ("stream", "include")},
+        **{name: entry for name, entry in AudioForm.refused.items() if name not in ("stream", "include", *_SPEAKERS)},
         "to_language": ((), "transcriptions are in the language spoken; use /v1/audio/translations"),
     }
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"] = "json"  # type: ignore[assignment]
     stream: bool = False
+    speakers: str | None = None
+    known_speaker_names: list[str] = Field(default_factory=list)
+    known_speaker_references: list[str] = Field(default_factory=list)
     stream_include_usage: bool | None = None
     stream_continuous_usage_stats: bool | None = None
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
@@ -143,6 +147,25 @@ class TranscriptionForm(AudioForm):
         if self.include and self.response_format != "json":
             raise InputError("<<param>> has logprobs, which need response_format=json; set it", param="include")
         return bool(self.include)
+
+    @property
+    def tells_speakers(self) -> bool:
+        """True if the response has the speakers."""
+        asked = self.response_format == "diarized_json" or self.channel == "each" or bool(self.known_speaker_names)
+        return asked or self.speakers is not None or bool(self.known_speaker_references)
+
+    @property
+    def clips(self) -> list[str]:
+        """The clips of known speakers.
+
+        Raises:
+            InputError: one is no data URL; the server opens no other for a client.
+        """
+        for index, clip in enumerate(self.known_speaker_references):
+            if clip[:5].lower() != "data:":
+                reason = f"<<param>>[{index}] must be a data URL with 2 to 10 s of speech, such as data:audio/wav;base64,..."
+                raise InputError(reason, code="invalid_value", param="known_speaker_references")
+        return self.known_speaker_references
 
     @property
     def as_vllm(self) -> bool:

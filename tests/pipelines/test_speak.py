@@ -13,7 +13,7 @@ import torch
 from measured import kept_bytes, peak_bytes
 from sensorium import LLM, AsyncLLM, ConfigError, InputError, SamplingParams
 from sensorium.callers.errors import CheckpointError
-from sensorium.checkpoints.speaker_file import read_saved
+from sensorium.checkpoints.torch_file import read_saved
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup import talker as talker_setup
 from sensorium.models.memory_formulas import SMALL

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ....callers.errors import CheckpointError, ConfigError
 from ....checkpoints.config import positive_int, require
-from ....checkpoints.speaker_file import read_saved
+from ....checkpoints.torch_file import read_saved
 from ...audio.bigvgan import BigVgan, bigvgan_spec
 from ...audio.chunked_encoder import ChunkedEncoder
 from ...audio.flow_matching import FlowDecoder, flow_spec
