@@ -114,7 +114,8 @@ class Transcript(TextResult):
             segments = (Segment(0.0, self.duration, self.text, 1),) if self.text else ()
         ended = file_segments(segments, self.windows, self.duration)
         is_timed = self.segments is not None
-        return Timeline(ended, is_timed, self.turns, self.skipped_spans, self.language, self.duration, self.source)
+        facts = self.language, self.duration, self.source
+        return Timeline(ended, self.text, is_timed, self.turns, self.skipped_spans, *facts)
 
     def to_srt(self, max_line_width: int = LINE_LENGTH, max_line_count: int | None = None) -> str:
         """Return the transcript as SRT subtitles. It needs timestamps: without them the whole text is one subtitle.

@@ -47,6 +47,7 @@ class Timeline:
 
     Args:
         segments: in order, each with an end; one segment, of the whole audio, if the text has no times.
+        text: of all segments.
         is_timed: whether the times of segments were requested.
         turns: of all speakers in order, or None if speakers were not requested.
         pauses: the stretches without text, in order.
@@ -56,6 +57,7 @@ class Timeline:
     """
 
     segments: tuple[Segment, ...]
+    text: str = ""
     is_timed: bool = True
     turns: tuple[SpeakerTurn, ...] | None = None
     pauses: tuple[SkippedSpan, ...] = field(default=(), repr=False)
@@ -68,10 +70,6 @@ class Timeline:
         """All words, in order; () if their times were not requested."""
         return tuple(word for segment in self.segments for word in segment.words or ())
 
-    @property
-    def text(self) -> str:
-        return join_texts([segment.text for segment in self.segments])
-
 
 def live_timeline(events: Iterable[LiveEvent], source: str = "") -> Timeline:
     """Return the timeline of the final events of a live stream. Other events are left out."""
@@ -82,7 +80,8 @@ def live_timeline(events: Iterable[LiveEvent], source: str = "") -> Timeline:
             is_timed, language = is_timed or event.segments is not None, event.language or language
             segments += _with_ends(event.segments or (Segment(event.start, event.end, event.text),), (), event.end)
     numbered = tuple(replace(segment, id=number) for number, segment in enumerate(segments, 1))
-    return Timeline(numbered, is_timed, language=language, duration=end, source=source)
+    text = join_texts([segment.text for segment in segments])
+    return Timeline(numbered, text, is_timed, language=language, duration=end, source=source)
 
 
 def file_segments(segments: Sequence[Segment], windows: Sequence[WindowResult], duration: float) -> tuple[Segment, ...]:

@@ -13,7 +13,9 @@ import soundfile
 from sensorium.cli.main import main
 from sensorium.cli.transcribe import text
 from sensorium.engine.outputs import CompletionOutput, RequestOutput
+from sensorium.pipelines.speech import speakers
 from sensorium.pipelines.transcribe import Segment, Transcript
+from tone_speakers import NETWORKS, conversation
 
 ROW = family.load_rows()["whisper"]
 
@@ -200,6 +202,64 @@ def test_words_in_json(whisper: Path, files: list[str], tmp_path: Path) -> None:
     (part, *_) = json.loads((tmp_path / "out" / "0.json").read_text())["segments"]
     assert part["words"][0].keys() == {"start", "end", "word", "probability", "speaker", "other_speakers"}
     assert part["speaker"] is None
+
+
+def test_speakers(whisper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speakers, "load_speaker_networks", lambda folder: NETWORKS)
+    talk, clip = tmp_path / "talk.wav", tmp_path / "ann=1.wav"
+    soundfile.write(talk, conversation(20.0, [(1.0, 5.0, 0), (7.0, 12.0, 1)]).numpy(), 16_000)
+    soundfile.write(clip, conversation(3.0, [(0.5, 2.5, 1)]).numpy(), 16_000)
+    options = (str(talk), "--language", "en", "--speakers", "1-3", "--known-speaker", f"Ann={clip}")
+    assert transcribe(whisper, *options, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [turn["speaker"] for turn in found["turns"]] == ["SPEAKER_00", "Ann"]
+    assert {part["speaker"] for part in found["segments"]} <= {"SPEAKER_00", "Ann"}
+    assert all(word["speaker"] == part["speaker"] for part in found["segments"] for word in part["words"])
+    assert transcribe(whisper, *options, "--format", "rttm") == 0
+    assert [line.split()[7] for line in capsys.readouterr().out.splitlines()] == ["SPEAKER_00", "Ann"]
+    assert transcribe(whisper, *options, "--format", "diarized_json", "--output-dir", str(tmp_path / "out")) == 0
+    parts = json.loads((tmp_path / "out" / "talk.json").read_text())["segments"]
+    assert [part["text"] for part in parts] == [part["text"] for part in found["segments"]]
+    capsys.readouterr()
+    assert transcribe(whisper, *options) == 0
+    assert capsys.readouterr().out.startswith((f"{found['segments'][0]['speaker']}: ", "\n"))
+
+
+def test_lines_of_speakers() -> None:
+    parts = (
+        Segment(0.0, 1.0, "a", speaker="Ann"),
+        Segment(1.0, 2.0, "b", speaker="Ann"),
+        Segment(2.0, 3.0, "c", speaker="Bob"),
+    )
+    output = RequestOutput("0", None, [], [CompletionOutput(0, "", [], finish_reason="stop")])
+    found = Transcript("a b c", "en", parts, None, output, turns=())
+    assert text(found, False) == "Ann: a b\nBob: c"
+    assert text(found).splitlines()[0] == "[0.00 - 1.00] Ann: a"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--format", "rttm"),
+        ("--format", "diarized_json"),
+        ("--speakers", "two"),
+        ("--speakers", "3-2"),
+        ("--speakers", "--known-speaker", "Ann"),
+        ("--speakers", "--known-speaker", "=a.wav"),
+        ("--known-speaker", "Ann=a.wav"),
+        ("--channel", "each", "--speakers", "2"),
+        ("--live", "--speakers"),
+        ("--speakers", "--speaker-model", "/nowhere"),
+    ],
+)
+def test_wrong_options_of_speakers(
+    whisper: Path, files: list[str], capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert transcribe(whisper, files[0], *options) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "--" in err
 
 
 def test_outputs_that_cannot_be_written(

@@ -78,7 +78,7 @@ def test_speakers_are_found_in_time_that_grows_with_the_words() -> None:
 
 def spoken(source: str = "/tmp/two words.wav") -> Timeline:
     segments = with_speakers([make_segment(0.0, 8.0, (0.0, 1.0), (2.0, 3.0), (6.5, 7.0))], TURNS)
-    return Timeline(segments, turns=TURNS, duration=8.0, source=source)
+    return Timeline(segments, "w0 w1 w2", turns=TURNS, duration=8.0, source=source)
 
 
 def test_rttm_and_stm() -> None:

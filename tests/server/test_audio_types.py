@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+from base64 import b64encode
 
 import family
 import httpx
@@ -15,7 +17,9 @@ from http_server import error, listening, make_server, serving
 from openai.types.audio import (
     Transcription,
     TranscriptionCreateParams,
+    TranscriptionDiarized,
     TranscriptionStreamEvent,
+    TranscriptionTextSegmentEvent,
     TranscriptionVerbose,
     Translation,
     TranslationVerbose,
@@ -24,9 +28,11 @@ from openai.types.audio import (
 )
 from parakeet import make_model, save
 from pydantic import TypeAdapter
-from sensorium import SamplingParams
+from sensorium import ConfigError, SamplingParams
 from sensorium.mm.languages import LANGUAGES
+from sensorium.pipelines.speech import speakers
 from sensorium.server.protocol.audio import LISTS, AudioForm, TranscriptionForm
+from tone_speakers import NETWORKS, conversation
 from typing_extensions import get_type_hints
 
 EVENT = TypeAdapter(TranscriptionStreamEvent)
@@ -48,6 +54,9 @@ def served(whisper):
         yield served
 
 
+CLIP = "data:audio/wav;base64," + b64encode(encoded(conversation(3.0, [(0.5, 2.5, 1)]).numpy())).decode()
+
+
 @pytest.fixture(scope="module")
 def post(served):
     def post(data=SOUND, kind="transcriptions", **fields):
@@ -60,6 +69,40 @@ def post(served):
 def verbose(response, kind=TranscriptionVerbose):
     assert response.status_code == 200, response.text
     return kind.model_validate(response.json(), strict=True)
+
+
+def test_speakers_have_the_packages_types(post, monkeypatch):
+    monkeypatch.setattr(speakers, "load_speaker_networks", lambda folder: NETWORKS)
+    data = encoded(conversation(14.0, [(1.0, 5.0, 0), (7.0, 12.0, 1)]).numpy())
+    fields = {"response_format": "diarized_json", "vad": "false", "language": "en", "temperature": "0"}
+    plain = post(data, **{**fields, "response_format": "verbose_json"}).json()
+    found = verbose(post(data, **fields), TranscriptionDiarized)
+    assert {part.speaker for part in found.segments} <= {"A", "B"}
+    assert (found.duration, found.usage.seconds, found.text) == (14.0, 14.0, plain["text"])
+    named = {"known_speaker_names[]": "Ann", "known_speaker_references[]": CLIP, "speakers": "2"}
+    speakers_of = {part.speaker for part in verbose(post(data, **fields, **named), TranscriptionDiarized).segments}
+    assert speakers_of <= {"Ann", "A"}
+    srt = post(data, **{**fields, "response_format": "srt"}, speakers="true").text
+    assert srt == "" or "[SPEAKER_0" in srt
+    times = post(data, **{**fields, "response_format": "verbose_json"}, speakers="true").json()
+    assert all(part["speaker"].startswith("SPEAKER_0") for part in times["segments"])
+    each = verbose(post(data, **fields, channel="each"), TranscriptionDiarized)
+    assert {part.speaker for part in each.segments} <= {"A"}
+    lines = post(data, **fields, stream="true").text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    parts = [event for event in events if event["type"] == "transcript.text.segment"]
+    segments = [TranscriptionTextSegmentEvent.model_validate(part, strict=True) for part in parts]
+    assert [(one.text, one.speaker) for one in segments] == [(part.text, part.speaker) for part in found.segments]
+    assert events[-1]["type"] == "transcript.text.done"
+
+
+def test_a_server_without_weights_says_so(post, monkeypatch):
+    def load(folder):
+        raise ConfigError("there are no weights", param="speaker_model")
+
+    monkeypatch.setattr(speakers, "load_speaker_networks", load)
+    response = post(response_format="diarized_json")
+    assert (response.status_code, error(response)["param"], error(response)["code"]) == (400, "speakers", "unsupported")
 
 
 @pytest.mark.parametrize("data", [SOUND, SILENCE])
@@ -193,8 +236,15 @@ def test_sampling_fields(served, post):
         ({"languages[]": ["de", "en"]}, "languages"),
         ({"languages[]": "de", "language": "en"}, "languages"),
         ({"language": "xx-YY"}, "language"),
-        ({"response_format": "diarized_json"}, "response_format"),
-        ({"known_speaker_names[]": "a"}, "known_speaker_names"),
+        ({"response_format": "diarized_json", "speakers": "0"}, "speakers"),
+        ({"response_format": "diarized_json", "speakers": "many"}, "speakers"),
+        ({"known_speaker_names[]": "a"}, "known_speaker_references"),
+        ({"known_speaker_names[]": "a", "known_speaker_references[]": "/etc/passwd"}, "known_speaker_references"),
+        ({"known_speaker_names[]": "a", "known_speaker_references[]": "http://127.0.0.1/a.wav"}, "known_speaker_references"),
+        ({"known_speaker_names[]": ["a", "a"], "known_speaker_references[]": [CLIP, CLIP]}, "known_speaker_names"),
+        ({"response_format": "rttm"}, "response_format"),
+        ({"stream": "true", "response_format": "srt"}, "response_format"),
+        ({"stream": "true", "stream_include_usage": "true", "response_format": "diarized_json"}, "response_format"),
         ({"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "0.7"}, "chunking_strategy.threshold"),
         ({"chunking_strategy[type]": "other"}, "chunking_strategy.type"),
     ],
