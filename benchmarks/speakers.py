@@ -2,27 +2,40 @@
 
 A set of seeded mixtures of 2 to 5 speakers: voices of espeak-ng, and the human voices of --voices (a folder with clips of one
 speaker each, whose names begin with the speaker's). Turns last from 0.2 s on, some overlap, every fourth mixture has music.
-Mixtures are written to out/speakers, with RTTM and STM. The diarisation error rate comes from pyannote.metrics (no collar,
+Mixtures are written to out/speakers. The diarisation error rate comes from pyannote.metrics (no collar,
 overlaps count), the concatenated minimum-permutation word error rate from meeteval: pip install pyannote.metrics meeteval.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import re
+import resource
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
 import soxr
 
-from .throughput import ROOT
+from .throughput import ROOT, machine, put
 
 SECTION = "Speakers"
+NOTE = (
+    "Conversations of espeak-ng's voices and, in every second one, of two human speakers, with overlaps, turns from 0.2 s "
+    "on, and music in every fourth. The diarisation error rate (DER) is the share of the speech that is missed, invented, or "
+    "given to the wrong speaker; there is no collar, and overlaps count. Pauses of 0.3 s and more are no speech. The number "
+    "of speakers is found, or given as `speakers=N`. RTF is the time of both networks and of clustering by the length of the "
+    "audio. cpWER counts the words that are wrong or of the wrong speaker, with the number of speakers given; overlapping "
+    "words count for both. The networks are those in whisperx 3.8.6 and Resemblyzer 0.1.4; the thresholds were chosen with "
+    "another seed. `sample` is the recording in pyannote.audio 4.0.7: 30 s of a telephone call."
+)
 FOLDER = ROOT / "out" / "speakers"
 RATE = 16_000
 COUNT, SEED = 40, 7
@@ -188,3 +201,138 @@ def written(count: int, seed: int, folder: Path | None) -> list[Mixture]:
         turns = tuple(Turn(**turn) for turn in json.loads(file.with_suffix(".json").read_text()))
         made.append(Mixture(file.stem, soundfile.read(file, dtype="float32")[0], turns))
     return made
+
+
+def annotation(turns: Sequence[Any]) -> Any:
+    """Return pyannote's object of turns. Those of a mixture are cut at their pauses."""
+    from pyannote.core import Annotation, Segment
+
+    made = Annotation()
+    for number, turn in enumerate(turns):
+        for part, (start, end) in enumerate(getattr(turn, "spans", [(turn.start, turn.end)])):
+            made[Segment(start, end), f"{number}.{part}"] = turn.speaker
+    return made
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The turns of a mixture that were found, and the seconds of time and of CPU time that this took."""
+
+    mix: Mixture
+    turns: Sequence[Any]
+    wall: float
+    cpu: float
+
+
+def measure(mix: Mixture, networks: Any, number_is_known: bool) -> Measured:
+    import torch
+    from sensorium.pipelines.speech.diarization import Diarizer
+
+    wall, cpu = time.perf_counter(), time.process_time()
+    diarizer = Diarizer(networks, (mix.speakers, mix.speakers) if number_is_known else (1, 64))
+    diarizer.add(torch.from_numpy(mix.samples))
+    turns = diarizer.finish()
+    return Measured(mix, turns, time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def row(measured: Sequence[Measured]) -> list[str]:
+    """Return cells: error rate and its parts, files with another number of speakers, and the real-time factors."""
+    from pyannote.metrics.diarization import DiarizationErrorRate
+
+    metric, wrong = DiarizationErrorRate(), 0
+    for one in measured:
+        metric(annotation(one.mix.turns), annotation(one.turns))
+        wrong += len({turn.speaker for turn in one.turns}) != one.mix.speakers
+    seconds, total = sum(len(one.mix.samples) for one in measured) / RATE, metric[:]
+    parts = [f"{100 * total[name] / total['total']:.1f}" for name in ("missed detection", "false alarm", "confusion")]
+    factors = [f"{sum(values) / seconds:.3f}" for values in zip(*((one.wall, one.cpu) for one in measured), strict=True)]
+    return [f"{100 * abs(metric):.1f}", *parts, f"{wrong} of {len(measured)}", *factors]
+
+
+def measure_words(mixes: Sequence[Mixture], model: Path, folder: Path | None) -> list[str]:
+    """Return cells: words, and the percentage that is wrong, with speakers and without."""
+    import meeteval
+    from sensorium import LLM
+
+    from .spoken_numbers import normaliser
+
+    words, errors, length, plain = normaliser(), 0, 0, 0
+    with LLM(model, device="cpu", dtype="float32") as llm:
+        for mix in mixes:
+            limits = (mix.speakers, mix.speakers)
+            (found,) = llm.transcribe((mix.samples, RATE), speakers=limits, speaker_model=folder, language="en", use_tqdm=False)
+            if found.error is not None:
+                raise RuntimeError(f"{mix.name}: {found.error}")
+            said, heard = (by_speaker(turns, words) for turns in (mix.turns, found.segments or ()))
+            rate = meeteval.wer.cp_word_error_rate(said, heard)
+            errors, length = errors + rate.errors, length + rate.length
+            alone = meeteval.wer.siso_word_error_rate(
+                *(" ".join(words(" ".join(turn.text for turn in turns))) for turns in (mix.turns, found.segments or ()))
+            )
+            plain += alone.errors
+    return [str(length), f"{100 * errors / length:.1f}", f"{100 * plain / length:.1f}"]
+
+
+def by_speaker(turns: Sequence[Any], words: Any) -> dict[str, str]:
+    texts: dict[str, list[str]] = {}
+    for turn in turns:
+        texts.setdefault(turn.speaker or "", []).extend(words(turn.text))
+    return {name: " ".join(own) for name, own in texts.items()}
+
+
+def sample(wav: Path) -> Mixture:
+    """Return a recording with an RTTM file of the same name beside it, such as the one in the package pyannote.audio."""
+    samples, rate = soundfile.read(wav, dtype="float32")
+    turns = []
+    for line in wav.with_suffix(".rttm").read_text().splitlines():
+        fields = line.split()
+        start, end = float(fields[3]), float(fields[3]) + float(fields[4])
+        turns.append(Turn(start, end, fields[7], "", ((start, end),)))
+    return Mixture(wav.stem, soxr.resample(samples, rate, RATE), tuple(turns))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--speaker-model", type=Path, help="folder of the networks; else those in the packages")
+    parser.add_argument("--voices", type=Path, help="folder of human clips with manifest.jsonl")
+    parser.add_argument("--sample", type=Path, nargs="*", default=[], help="recordings with RTTM files beside them")
+    parser.add_argument("--model", type=Path, help="model that transcribes, for the word error rate")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the networks")
+    parser.add_argument("--count", type=int, default=COUNT, help="number of mixtures")
+    parser.add_argument("--words", type=int, default=8, help="number of mixtures that are transcribed")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    args = parser.parse_args()
+    import torch
+    from sensorium.engine.speaker_networks import load_speaker_networks
+
+    torch.set_num_threads(args.threads)
+    networks = load_speaker_networks(args.speaker_model)
+    mixes = written(args.count, SEED, args.voices)
+    minutes = sum(len(mix.samples) for mix in mixes) / RATE / 60
+    groups = {f"{len(mixes)} mixtures, {minutes:.0f} min": mixes}
+    groups |= {f"- of {speakers} speakers": [mix for mix in mixes if mix.speakers == speakers] for speakers in range(2, 6)}
+    groups |= {mix.name: [mix] for mix in map(sample, args.sample)}
+    head = "| files | number of speakers | DER % | missed | false alarm | confusion | wrong number | RTF | RTF, CPU time |"
+    lines = [head, "|---" * (head.count("|") - 1) + "|"]
+    every = {id(mix): mix for own in groups.values() for mix in own}
+    measure(mixes[0], networks, True)  # the first one warms up
+    for is_known in (False, True):
+        measured = {key: measure(mix, networks, is_known) for key, mix in every.items()}
+        for name, own in groups.items():
+            cells = row([measured[id(mix)] for mix in own])
+            lines.append(f"| {name} | {'given' if is_known else 'found'} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    if args.model is not None:
+        cells = measure_words(mixes[: args.words], args.model, args.speaker_model)
+        head = "| model, mixtures | words | cpWER % | WER % without speakers |"
+        lines += ["", head, "|---|---|---|---|", f"| {args.model.name}, {args.words} | {' | '.join(cells)} |"]
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    lines += ["", f"{machine()}, networks with {args.threads} of them, peak memory {memory:.1f} GB"]
+    text = "\n".join(lines)
+    print(text)
+    if args.write:
+        put(SECTION, f"{NOTE}\n\n{text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,13 +10,13 @@ from string import ascii_uppercase
 from typing import Any
 
 from ...callers.errors import InputError
-from .timeline import SpeakerTurn, Timeline
+from .timeline import SpeakerTurn, SpeechTimeline
 
 UNNAMED = re.compile(r"SPEAKER_\d+")
 """Labels of speakers whose names are not known."""
 
 
-def to_rttm(timeline: Timeline) -> str:
+def to_rttm(timeline: SpeechTimeline) -> str:
     """Return one line per turn, as the NIST Rich Transcription evaluations define it.
 
     Raises:
@@ -30,7 +30,7 @@ def to_rttm(timeline: Timeline) -> str:
     return "\n".join(lines)
 
 
-def to_stm(timeline: Timeline) -> str:
+def to_stm(timeline: SpeechTimeline) -> str:
     """Return one line per segment: file, channel, speaker, start, end and text. See `to_rttm`."""
     _turns(timeline, "stm")
     name, lines = _file_name(timeline), list[str]()
@@ -40,12 +40,12 @@ def to_stm(timeline: Timeline) -> str:
     return "\n".join(lines)
 
 
-def to_diarized_json(timeline: Timeline) -> str:
+def to_diarized_json(timeline: SpeechTimeline) -> str:
     """Return `diarized_fields` as one line of JSON. See `to_rttm`."""
     return json.dumps(diarized_fields(timeline), ensure_ascii=False)
 
 
-def diarized_fields(timeline: Timeline) -> dict[str, Any]:
+def diarized_fields(timeline: SpeechTimeline) -> dict[str, Any]:
     """Return OpenAI's object of a transcription with speakers. Unnamed speakers are A, B, C, ... in it. See `to_rttm`."""
     _turns(timeline, "diarized_json")
     letters, names = _letters(), dict[str, str]()
@@ -61,7 +61,7 @@ def diarized_fields(timeline: Timeline) -> dict[str, Any]:
     return {**head, "segments": segments, "usage": usage}
 
 
-def _turns(timeline: Timeline, output_format: str) -> tuple[SpeakerTurn, ...]:
+def _turns(timeline: SpeechTimeline, output_format: str) -> tuple[SpeakerTurn, ...]:
     if timeline.turns is None:
         reason = f"{output_format} has the speakers, which were not requested; give <<param>>"
         raise InputError(reason, param="speakers")
@@ -75,7 +75,7 @@ def _letters() -> Iterator[str]:
         yield from (first + last for last in ascii_uppercase)
 
 
-def _file_name(timeline: Timeline) -> str:
+def _file_name(timeline: SpeechTimeline) -> str:
     return _field(PurePath(timeline.source).stem or "audio")
 
 

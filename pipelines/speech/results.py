@@ -13,7 +13,7 @@ from ...engine.outputs import RequestOutput
 from ..doubt import TextResult
 from .segments import Segment, WindowResult
 from .subtitles import LINE_LENGTH, WRITERS, SubtitleLayout
-from .timeline import SkippedSpan, SpeakerTurn, Timeline, file_segments
+from .timeline import SkippedSpan, SpeakerTurn, SpeechTimeline, file_segments
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Transcript(TextResult):
         return tuple(sorted(spans, key=lambda span: span.start))
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> SpeechTimeline:
         """Words, pauses and speakers with their times, from which the formats of files are made."""
         segments = self.segments
         if segments is None:
@@ -115,7 +115,7 @@ class Transcript(TextResult):
         ended = file_segments(segments, self.windows, self.duration)
         is_timed = self.segments is not None
         facts = self.language, self.duration, self.source
-        return Timeline(ended, self.text, is_timed, self.turns, self.skipped_spans, *facts)
+        return SpeechTimeline(ended, self.text, is_timed, self.turns, self.skipped_spans, *facts)
 
     def to_srt(self, max_line_width: int = LINE_LENGTH, max_line_count: int | None = None) -> str:
         """Return the transcript as SRT subtitles. It needs timestamps: without them the whole text is one subtitle.

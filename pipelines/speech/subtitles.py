@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 from .diarized import to_diarized_json, to_rttm, to_stm
 from .merge import split_words
 from .segments import Word
-from .timeline import Timeline
+from .timeline import SpeechTimeline
 
 LINE_LENGTH = 42  # characters of a line of subtitles, as is usual
 _SENTENCE_END = tuple(".!?。！？…")
@@ -44,19 +44,19 @@ class _Cue:
     speaker: str | None = None
 
 
-def to_srt(timeline: Timeline, layout: SubtitleLayout) -> str:
+def to_srt(timeline: SpeechTimeline, layout: SubtitleLayout) -> str:
     """Return subtitles. A cue begins with its speaker in brackets, if speakers are known, as WhisperX writes it."""
     cues = (replace(cue, text=_labelled(cue, "[{}]: ")) for cue in _subtitles(timeline, layout))
     return "\n\n".join(f"{number}\n{_block(cue, ',', layout)}" for number, cue in enumerate(cues, 1))
 
 
-def to_vtt(timeline: Timeline, layout: SubtitleLayout) -> str:
+def to_vtt(timeline: SpeechTimeline, layout: SubtitleLayout) -> str:
     """Return subtitles. The speaker of a cue is the name of its voice, `<v NAME>`."""
     cues = (replace(cue, text=_labelled(replace(cue, text=escape(cue.text)), "<v {}>")) for cue in _subtitles(timeline, layout))
     return "\n\n".join(["WEBVTT", *(_block(cue, ".", layout) for cue in cues)])
 
 
-def to_tsv(timeline: Timeline, layout: SubtitleLayout) -> str:
+def to_tsv(timeline: SpeechTimeline, layout: SubtitleLayout) -> str:
     """Return a table of start and end in milliseconds and text, as openai-whisper writes it, with a column of speakers."""
     has_speakers = timeline.turns is not None
     rows = ["start\tend\tspeaker\ttext" if has_speakers else "start\tend\ttext"]
@@ -67,14 +67,14 @@ def to_tsv(timeline: Timeline, layout: SubtitleLayout) -> str:
     return "\n".join(rows)
 
 
-def to_markdown(timeline: Timeline, layout: SubtitleLayout) -> str:
+def to_markdown(timeline: SpeechTimeline, layout: SubtitleLayout) -> str:
     """Return one paragraph per segment, with its time if there are timestamps, and its speaker."""
     if not timeline.is_timed:
         return timeline.text
     return "\n\n".join(f"**{_time(cue.start, '.')[:8]}** {_labelled(cue, '**{}:** ')}" for cue in _cues(timeline))
 
 
-WRITERS: Mapping[str, Callable[[Timeline, SubtitleLayout], str]] = {
+WRITERS: Mapping[str, Callable[[SpeechTimeline, SubtitleLayout], str]] = {
     "srt": to_srt,
     "vtt": to_vtt,
     "tsv": to_tsv,
@@ -89,7 +89,7 @@ def _labelled(cue: _Cue, form: str) -> str:
     return cue.text if cue.speaker is None else form.format(cue.speaker) + cue.text
 
 
-def _subtitles(timeline: Timeline, layout: SubtitleLayout) -> Iterator[_Cue]:
+def _subtitles(timeline: SpeechTimeline, layout: SubtitleLayout) -> Iterator[_Cue]:
     """Yield the cues, each of at most `layout.count` lines."""
     for segment, cue in zip(timeline.segments, _cues(timeline), strict=True):
         if layout.count is None or len(layout.lines(cue.text)) <= layout.count:
@@ -130,7 +130,7 @@ def _join(words: Sequence[Word]) -> str:
     return "".join(word.word for word in words).strip()
 
 
-def _cues(timeline: Timeline) -> Iterator[_Cue]:
+def _cues(timeline: SpeechTimeline) -> Iterator[_Cue]:
     for segment in timeline.segments:
         assert segment.end is not None
         yield _Cue(segment.start, segment.end, segment.text, segment.speaker)

@@ -42,7 +42,7 @@ class SpeakerTurn:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class SpeechTimeline:
     """What was said when, and by whom.
 
     Args:
@@ -71,7 +71,7 @@ class Timeline:
         return tuple(word for segment in self.segments for word in segment.words or ())
 
 
-def live_timeline(events: Iterable[LiveEvent], source: str = "") -> Timeline:
+def live_timeline(events: Iterable[LiveEvent], source: str = "") -> SpeechTimeline:
     """Return the timeline of the final events of a live stream. Other events are left out."""
     segments, is_timed, language, end = list[Segment](), False, None, 0.0
     for event in events:
@@ -81,7 +81,7 @@ def live_timeline(events: Iterable[LiveEvent], source: str = "") -> Timeline:
             segments += _with_ends(event.segments or (Segment(event.start, event.end, event.text),), (), event.end)
     numbered = tuple(replace(segment, id=number) for number, segment in enumerate(segments, 1))
     text = join_texts([segment.text for segment in segments])
-    return Timeline(numbered, text, is_timed, language=language, duration=end, source=source)
+    return SpeechTimeline(numbered, text, is_timed, language=language, duration=end, source=source)
 
 
 def file_segments(segments: Sequence[Segment], windows: Sequence[WindowResult], duration: float) -> tuple[Segment, ...]:

@@ -11,7 +11,7 @@ from sensorium.pipelines.speech.live_input import LiveEvent
 from sensorium.pipelines.speech.results import Transcript
 from sensorium.pipelines.speech.segments import Segment, Word
 from sensorium.pipelines.speech.subtitles import WRITERS, SubtitleLayout
-from sensorium.pipelines.speech.timeline import SkippedSpan, SpeakerTurn, Timeline, live_timeline, with_speakers
+from sensorium.pipelines.speech.timeline import SkippedSpan, SpeakerTurn, SpeechTimeline, live_timeline, with_speakers
 
 A, B = "SPEAKER_00", "SPEAKER_01"
 OUTPUT = RequestOutput("0", None, [], [CompletionOutput(0, "", [], finish_reason="stop")])
@@ -27,7 +27,7 @@ def make_segment(start: float, end: float | None, *times: tuple[float, float]) -
     return Segment(start, end, "".join(word.word for word in words).strip(), 1, tokens=(1, 2), words=words or None)
 
 
-def write(name: str, timeline: Timeline) -> str:
+def write(name: str, timeline: SpeechTimeline) -> str:
     return WRITERS[name](timeline, SubtitleLayout())
 
 
@@ -76,9 +76,9 @@ def test_speakers_are_found_in_time_that_grows_with_the_words() -> None:
     assert [part.speaker for part in with_speakers(segments, turns)] == [turn.speaker for turn in turns]
 
 
-def spoken(source: str = "/tmp/two words.wav") -> Timeline:
+def spoken(source: str = "/tmp/two words.wav") -> SpeechTimeline:
     segments = with_speakers([make_segment(0.0, 8.0, (0.0, 1.0), (2.0, 3.0), (6.5, 7.0))], TURNS)
-    return Timeline(segments, "w0 w1 w2", turns=TURNS, duration=8.0, source=source)
+    return SpeechTimeline(segments, "w0 w1 w2", turns=TURNS, duration=8.0, source=source)
 
 
 def test_rttm_and_stm() -> None:
@@ -86,7 +86,7 @@ def test_rttm_and_stm() -> None:
     assert first == f"SPEAKER two_words 1 0.000 2.000 <NA> <NA> {A} <NA> <NA>"
     assert last == f"SPEAKER two_words 1 6.000 2.000 <NA> <NA> {A} <NA> <NA>"
     assert write("stm", spoken("")).splitlines()[1] == f"audio 1 {B} 2.000 3.000 w1"
-    named = Timeline((Segment(0.0, 1.0, "a\nb", speaker="Ann Lee"),), turns=(SpeakerTurn(0.0, 1.0, "Ann Lee"),))
+    named = SpeechTimeline((Segment(0.0, 1.0, "a\nb", speaker="Ann Lee"),), turns=(SpeakerTurn(0.0, 1.0, "Ann Lee"),))
     assert write("stm", named) == "audio 1 Ann_Lee 0.000 1.000 a b"
     assert "> Ann_Lee <" in write("rttm", named)
 
@@ -100,14 +100,14 @@ def test_diarized_json_has_the_types_of_openai() -> None:
         ("seg_000", "A", "w0"), ("seg_001", "B", "w1"), ("seg_002", "A", "w2"),
     ]  # fmt: skip
     many = [Segment(float(i), i + 1.0, "a", speaker=f"SPEAKER_{i:02}") for i in range(28)]
-    speakers = json.loads(write("diarized_json", Timeline((*many, Segment(28.0, 29.0, "b", speaker="Ann")), turns=())))
+    speakers = json.loads(write("diarized_json", SpeechTimeline((*many, Segment(28.0, 29.0, "b", speaker="Ann")), turns=())))
     assert [part["speaker"] for part in speakers["segments"][24:]] == ["Y", "Z", "AA", "AB", "Ann"]
 
 
 @pytest.mark.parametrize("name", ["rttm", "stm", "diarized_json"])
 def test_formats_of_speakers_need_speakers(name: str) -> None:
     with pytest.raises(InputError) as refused:
-        write(name, Timeline((Segment(0.0, 1.0, "a"),)))
+        write(name, SpeechTimeline((Segment(0.0, 1.0, "a"),)))
     assert (refused.value.info.code, refused.value.info.param) == ("invalid_input", "speakers")
 
 
@@ -118,7 +118,7 @@ def test_other_formats_name_the_speakers() -> None:
     assert write("tsv", timeline).splitlines()[:2] == ["start\tend\tspeaker\ttext", f"0\t1000\t{A}\tw0"]
     assert write("md", timeline).split("\n\n")[0] == f"**00:00:00** **{A}:** w0"
     (both,) = with_speakers([make_segment(0.0, 1.0, (0.0, 0.4), (0.5, 1.0))], TURNS)
-    cut = WRITERS["srt"](Timeline((both,), turns=TURNS), SubtitleLayout(3, 1))
+    cut = WRITERS["srt"](SpeechTimeline((both,), turns=TURNS), SubtitleLayout(3, 1))
     assert cut.count(f"[{A}]:") == 2
 
 
