@@ -31,13 +31,18 @@ _PACKED = re.compile(r"\.(qweight|weight_packed|qzeros|scales|weight_scale|weigh
 """Tensors that quantised checkpoints have in the place of a weight, or beside it."""
 _UNKNOWN = re.compile(r"lora_|trainable_tokens|token_adapter")
 ONLY_LINEAR = (
-    "and not only linear layers of the decoder outside experts, which is not supported for adapters per request; merge it into "
-    "the model"
+    "and not only linear layers of decoder, encoders and connectors outside experts, which is not supported for adapters per "
+    "request; merge it into the model"
 )
 _EMBEDDING = "language_model.embed_tokens.weight"
 _OF_DECODER = re.compile(r"(?:(?:model|language_model|text_model|llm|thinker)\.)*((?:layers|embed_tokens|norm)\..+)")
 """Names of a decoder's tensors, alone or in a model with encoders, in the layouts of transformers 4 and 5 and of publishers."""
 _OF_HEAD = re.compile(r"(?:(?:model|language_model|text_model|llm|thinker)\.)*(lm_head\..+)")
+
+
+def weight_of(stored: str) -> str:
+    """Return the name of the weight to which a stored tensor belongs, which is the tensor's own unless it is quantised."""
+    return _PACKED.sub(".weight", stored)
 
 
 def tensors_of_task(tensors: Iterable[tuple[str, Tensor]], task: str | None) -> Iterator[tuple[str, Tensor]]:
@@ -169,7 +174,7 @@ class MergedAdapter:
             CheckpointError: the base model lacks a weight that the adapter changes, or it is quantised or has another shape.
         """
         keys = {self._stored_key(name): name for name in stored}
-        packed = {self._stored_key(_PACKED.sub(".weight", name)) for name in stored if _PACKED.search(name)}
+        packed = {self._stored_key(weight_of(name)) for name in stored if _PACKED.search(name)}
         for key, (module, _) in self._pairs.items():
             base = stored.get(keys.get(key, ""))
             if base is None and key not in packed:
@@ -202,8 +207,7 @@ class MergedAdapter:
         surplus = surplus or next((self._pairs[key][0] for key in self._embeddings), None)
         if surplus is not None:
             raise CheckpointError(f"the adapter changes {surplus} {ONLY_LINEAR}")
-        weights = [_PACKED.sub(".weight", name) for name in stored]
-        names = {self._stored_key(name): name for name in weights}
+        names = {self._stored_key(name): name for name in map(weight_of, stored)}
         for key, (module, matrices) in self._pairs.items():
             if key not in names:
                 raise CheckpointError(

@@ -166,7 +166,7 @@ class EngineConfig:
         offline: take a model that is given by name from the cache only, as with HF_HUB_OFFLINE=1.
         adapter: folder of a LoRA adapter in the layout of peft, or its name on the Hub. It is merged into the weights of
             `model`. If `model` is itself such an adapter, it becomes this option, and `model` its base model.
-        enable_lora: requests may choose adapters of the decoder (docs/adapters.md).
+        enable_lora: requests may choose adapters (docs/adapters.md).
         max_loras: adapters of the largest rank for which memory is planned. Smaller ones take less, so that more of them fit.
         max_lora_rank: largest rank of an adapter of requests.
         warm_up: after loading, run a small item of each modality through the encoder (on a CPU if it has few patches). A thread

@@ -175,11 +175,14 @@ class LoadedAdapter:
         identity: `EngineRequest.adapter` of these requests: a digest of what it adds to which weights.
         num_bytes: of its tensors in the engine.
         rank: its largest rank.
+        encoder_identity: `MultiModalFeature.adapter` of items of these requests: a digest of the part that changes encoders
+            and connectors, "" if there is none.
     """
 
     identity: str
     num_bytes: int
     rank: int
+    encoder_identity: str = ""
 
 
 @dataclass(frozen=True)

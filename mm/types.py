@@ -329,7 +329,9 @@ class PlaceholderRange:
 class MultiModalFeature:
     """One processed item and its range in the prompt. Scheduler, caches and positions work on these.
 
-    `hash` is the 256-bit hex digest of media content and processing options. Equal hashes mean equal encoder rows.
+    Args:
+        hash: 256-bit hex digest of media content, processing options and `adapter`. Equal hashes mean equal encoder rows.
+        adapter: identity of what the request's adapter changes in encoders and connectors, "" for nothing.
     """
 
     modality: str
@@ -337,6 +339,7 @@ class MultiModalFeature:
     range: PlaceholderRange
     geometry: ItemGeometry
     hash: str
+    adapter: str = ""
 
     @property
     def stream(self) -> int | None:

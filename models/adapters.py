@@ -49,7 +49,7 @@ def shards_of(
     if isinstance(root, Linear):
         start = 0
         for name, rows in root.shards.items():
-            yield root, f"{path.rpartition('.')[0]}.{name}", start, rows
+            yield root, f"{path[: path.rfind('.') + 1]}{name}", start, rows
             start += rows
     for name, child in root.named_children():
         if not isinstance(child, left_out):

@@ -115,6 +115,12 @@ class DecoderModel(nn.Module):
         )
 
     @property
+    def encoder_parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """Names and modules of encoders and connectors: no other method than `embed_multimodal` runs their layers."""
+        others = (*self.text_parts, "vector_head", "mtp_layers")
+        return ((name, module) for name, module in self.named_children() if name not in others)
+
+    @property
     def can_generate(self) -> bool:
         return self.head is not None
 

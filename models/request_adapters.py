@@ -1,18 +1,18 @@
-"""Adapters that requests choose: which layers of a decoder they change, and their tensors as the layers read them."""
+"""Adapters that requests choose: which layers of a model they change, and their tensors as the layers read them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..callers.errors import CheckpointError, ConfigError
-from ..checkpoints.merged_adapter import ONLY_LINEAR, LowRankPair
+from ..checkpoints.merged_adapter import ONLY_LINEAR, LowRankPair, weight_of
 from ..checkpoints.weight_files import rename
 from ..kernels.linear import LinearWeight, linear, pack, without_bias
 from ..mm.hashing import digest
@@ -22,11 +22,12 @@ from .interface import Model, StepLimits
 from .layers.basic import Converter, Convertible
 from .layers.linear import Linear
 from .layers.moe import Mixture, ModalityMixture
-from .layers.row_adapter import ActiveAdapters, AdapterSlot, OutputGain, PackedPairs, RowGroup
+from .layers.row_adapter import ENCODER_ROWS, ActiveAdapters, AdapterSlot, OutputGain, PackedPairs, RowGroup
 from .memory_formulas import OpBytes, packed_weight_bytes
 from .text.decoder import CrossLayer
 
 _UNIT_ROWS = 256  # rows of the unit matrix that are multiplied at a time
+_CHECKED_ROWS = 64  # about so many rows of a converted weight are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class ShardPair:
 
 
 class AdaptedLayers:
-    """The linear layers of a decoder that adapters of requests may change.
+    """The linear layers of decoder, encoders and connectors that adapters of requests may change.
 
     Experts are left out, because the rows that they get are not those of the step, and so is cross-attention.
 
@@ -70,17 +71,25 @@ class AdaptedLayers:
             raise ConfigError("<<param=>>True: this checkpoint has adapters of its own; leave it out", param="enable_lora")
         self._model: ref[DecoderModel] = ref(model)  # weak, because the model refers to this object
         self.active: ActiveAdapters = ActiveAdapters()
+        self.encoding: ActiveAdapters = ActiveAdapters()  # of the layers of encoders and connectors
         self._layers: list[Linear] = []
         self._shards: dict[str, tuple[int, slice]] = {}  # canonical name of a weight -> number of its Linear, and its outputs
-        left_out = (Mixture, ModalityMixture, CrossLayer)
-        for layer, stem, start, rows in shards_of(model.language_model, "language_model", left_out):
-            if not self._layers or layer is not self._layers[-1]:
-                layer.slot = AdapterSlot(len(self._layers), self.active)
-                self._layers.append(layer)
-            self._shards[f"{stem}.weight"] = len(self._layers) - 1, slice(start, start + rows)
+        self._add_layers("language_model", model.language_model, self.active)
+        self._first_of_encoder: int = len(self._layers)
+        for name, part in model.encoder_parts:
+            self._add_layers(name, part, self.encoding)
         modules = [(path, module) for path, module in model.named_modules() if isinstance(module, Convertible)]
         self._converters: dict[str, Converter] = dict(chain.from_iterable(module.converters(path) for path, module in modules))
-        self._names: dict[str, None] = dict.fromkeys((*self._shards, *stored))  # the checkpoint's come last: they win
+        names = list(stored)
+        self._names: dict[str, None] = dict.fromkeys((*self._shards, *names))  # the checkpoint's come last: they win
+        self._weights = {weight_of(name) for name in names}
+
+    def _add_layers(self, path: str, root: nn.Module, active: ActiveAdapters) -> None:
+        for layer, stem, start, rows in shards_of(root, path, (Mixture, ModalityMixture, CrossLayer)):
+            if layer.slot is None:
+                layer.slot = AdapterSlot(len(self._layers), active)
+                self._layers.append(layer)
+            self._shards[f"{stem}.weight"] = layer.slot.number, slice(start, start + rows)
 
     @property
     def prefixes(self) -> Sequence[tuple[str, str]]:
@@ -97,10 +106,16 @@ class AdaptedLayers:
     def split(self, pair: LowRankPair) -> list[ShardPair]:
         """Return the pairs of the shards that a stored weight has become. Tensors may be on the meta device.
 
+        Weights that the model does not compute with, such as the layers of a tower after the one that is read, have none.
+
         Raises:
             CheckpointError: no layer takes it, or its shape does not fit.
         """
-        parts = list(self._parts(pair))
+        model = self._model()
+        assert model is not None
+        if pair.weight not in self._shards and model.is_unused(pair.weight):
+            return []
+        parts = list(self._parts(model, pair))
         shards = [self._shards.get(name) for name, _ in parts]
         if not parts or None in shards:
             raise CheckpointError(f"the adapter changes {pair.module} {ONLY_LINEAR}")
@@ -118,26 +133,35 @@ class AdaptedLayers:
             shard_pairs.append(ShardPair(pair.module, name, number, outputs, pair.down, up, pair.scale, magnitude))
         return shard_pairs
 
-    def _parts(self, pair: LowRankPair) -> Iterator[tuple[str, Tensor]]:
+    def _parts(self, model: DecoderModel, pair: LowRankPair) -> Iterator[tuple[str, Tensor]]:
         """Yield canonical names and the rows of `up`, split and ordered as the stored weight is when it is loaded.
 
         The magnitude, which has a number for each row, is their last column.
         """
         whole = pair.up if pair.magnitude is None else torch.cat((pair.up, pair.magnitude[:, None].to(pair.up.dtype)), 1)
-        if pair.weight in self._shards:
+        if pair.weight in self._shards and pair.weight not in self._weights:
             yield pair.weight, whole
             return
         try:
-            model = self._model()
-            assert model is not None
-            for stored, tensor in model.convert_weights([(pair.weight, whole)]):
-                name = rename(stored, model.prefixes)
-                yield from self._converters[name](tensor) if name in self._converters else [(name, tensor)]
+            parts = list(self._converted(model, pair.weight, whole))
+            inputs = torch.arange(1.0, 1 + pair.down.shape[1])
+            marked = [] if whole.is_meta else list(self._converted(model, pair.weight, inputs.expand(len(whole), -1)))
         except (IndexError, ValueError, RuntimeError):
             raise CheckpointError(
                 f"the adapter's matrix of {pair.module} has shape {list(pair.up.shape)}, which does not fit the base model; "
                 "give an adapter of this model"
             ) from None
+        if not all(_keeps_inputs(part, inputs) for _, part in marked):
+            raise CheckpointError(
+                f"the adapter changes {pair.module}, whose inputs the base model stores in another order, which is not "
+                "supported for adapters per request; merge it into the model"
+            )
+        yield from parts
+
+    def _converted(self, model: DecoderModel, stored: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in model.convert_weights([(stored, weight)]):
+            canonical = rename(name, model.prefixes)
+            yield from self._converters[canonical](tensor) if canonical in self._converters else [(canonical, tensor)]
 
     def num_bytes(self, pairs: Iterable[ShardPair]) -> int:
         """Return the bytes of an adapter as `pack` lays it out."""
@@ -160,14 +184,16 @@ class AdaptedLayers:
         return down + sum(packed_weight_bytes(rank, rows, False, dtype, device) for rank, rows in shards)
 
     def step_bytes(self, limits: StepLimits, rank: int) -> int:
-        """Return the bytes per row that the largest layer's adapters allocate: its rows, and the results of both products."""
-        most = 0
-        for layer in self._layers:
-            ops, ranks = OpBytes(layer.dtype, limits), rank * len(layer.shards)
-            low = ops.linear(layer.in_features, ranks, limits.rows) + rank * layer.dtype.itemsize
-            wide = max(ops.linear(rank, rows, limits.rows) for rows in layer.shards.values())
-            most = max(most, layer.in_features * layer.dtype.itemsize + low + wide)
-        return limits.rows * most
+        """Return the bytes that adapters of the decoder's largest layer allocate: its rows, and both products."""
+        return _layers_step_bytes(self._layers[: self._first_of_encoder], limits, rank)
+
+    def encoder_step_bytes(self, limits: StepLimits, rank: int) -> int:
+        """Return the bytes that adapters of the largest layer of encoders allocate in a call."""
+        return _layers_step_bytes(self._layers[self._first_of_encoder :], replace(limits, rows=ENCODER_ROWS), rank)
+
+    def changes_encoder(self, pair: ShardPair) -> bool:
+        """Return whether a pair is one of an encoder or connector, and not of the decoder."""
+        return pair.number >= self._first_of_encoder
 
     def pack(self, pairs: Iterable[ShardPair]) -> dict[int, PackedPairs]:
         """Return an adapter's matrices as the layers read them, by the number of the layer.
@@ -203,6 +229,15 @@ class AdaptedLayers:
         finally:
             self.active.groups = ()
 
+    @contextmanager
+    def applied_to_encoder(self, pairs: Mapping[int, PackedPairs]) -> Iterator[None]:
+        """Apply an adapter to the encoder calls inside the context."""
+        self.encoding.groups = (RowGroup(None, pairs),)
+        try:
+            yield
+        finally:
+            self.encoding.groups = ()
+
 
 def adapted_layers(model: Model) -> AdaptedLayers | None:
     """Return the layers that adapters of requests change; None if the model takes no such adapters."""
@@ -214,6 +249,24 @@ def content_digest(pairs: Iterable[ShardPair]) -> str:
     """Return the identity of an adapter: what it adds to which weights."""
     ordered = sorted(pairs, key=lambda pair: pair.weight)
     return digest("sensorium.lora", [[pair.weight, pair.scale, pair.down, pair.up, pair.magnitude] for pair in ordered])
+
+
+def _keeps_inputs(converted: Tensor, inputs: Tensor) -> bool:
+    """Return whether converting a weight whose rows are `inputs [in]` only moves, joins or scales outputs."""
+    if converted.ndim != 2 or converted.shape[1] != len(inputs):
+        return False
+    some = converted[:: max(1, len(converted) // _CHECKED_ROWS)]
+    return torch.allclose(some, some[:, :1] * inputs, rtol=1e-4)
+
+
+def _layers_step_bytes(layers: Sequence[Linear], limits: StepLimits, rank: int) -> int:
+    most = 0
+    for layer in layers:
+        ops, ranks = OpBytes(layer.dtype, limits), rank * len(layer.shards)
+        low = ops.linear(layer.in_features, ranks, limits.rows) + rank * layer.dtype.itemsize
+        wide = max(ops.linear(rank, rows, limits.rows) for rows in layer.shards.values())
+        most = max(most, layer.in_features * layer.dtype.itemsize + low + wide)
+    return limits.rows * most
 
 
 def _gain_bytes(layer: Linear, outputs: int) -> int:

@@ -74,7 +74,7 @@ class AdapterLease:
     """
 
     def __init__(self, read: Callable[[AdapterLease], None] | None) -> None:
-        self.identity = ""
+        self.identity = self.encoder_identity = ""
         self.resident: _Resident | None = None
         self._read, self._released = read, False
 
@@ -85,7 +85,8 @@ class AdapterLease:
 
     def keep(self, resident: _Resident) -> None:
         """Begin the use, unless it has ended already."""
-        self.identity, self.resident = resident.loaded.identity, resident
+        self.identity, self.encoder_identity = resident.loaded.identity, resident.loaded.encoder_identity
+        self.resident = resident
         if self._released:
             self.resident = None
 

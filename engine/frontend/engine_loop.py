@@ -241,7 +241,8 @@ class EngineLoop:
     def append(self, message: Append) -> None:
         """Continue a sequence that is held open. Raise InputError if it has ended."""
         handle, name = message.handle, message.handle.open_sequence
-        self.core.append(name, message.token_ids, message.features, message.close, message.adapter)
+        features = message.handle.input.adapted(message.features)
+        self.core.append(name, message.token_ids, features, message.close, message.adapter)
         handle.answer = Answer(message.builder)
         handle.keep = not message.close
         self._owners[name] = handle

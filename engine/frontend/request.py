@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ...callers.errors import ErrorInfo
 from ...callers.pacing import releasing_gil
+from ...mm.embeddings import ROWS
+from ...mm.hashing import digest
+from ...mm.types import MultiModalFeature
 from ...processors.text.tokenizer import Tokenizer
 from ..pooling_requests import PoolingRequest
 from ..sampling_params import SamplingParams
@@ -53,13 +56,22 @@ def tokenize_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tu
 
 
 class Lease(Protocol):
-    """Keeps an adapter from `load`, which may wait for the loop, until `release`. Then its identity is known."""
+    """Keeps an adapter from `load`, which may wait for the loop, until `release`. Then its identities are known."""
 
     identity: str
+    encoder_identity: str
 
     def load(self) -> None: ...
 
     def release(self) -> None: ...
+
+
+def _with_adapter(feature: MultiModalFeature, adapter: str) -> MultiModalFeature:
+    """Return the feature with a hash of its own. Rows that the caller gave stay those of all adapters."""
+    if ROWS in feature.kwargs:
+        return feature
+    item, dot, piece = feature.hash.partition(".")
+    return replace(feature, hash=f"{digest('sensorium.adapted', item, adapter)}{dot}{piece}", adapter=adapter)
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,11 @@ class RequestInput:
     salt: str | None = None
     read_draft: Callable[[], str] | None = None
     adapter: Lease | None = None
+
+    def adapted(self, features: Sequence[MultiModalFeature]) -> tuple[MultiModalFeature, ...]:
+        """Return features whose encoder rows are those of the request's adapter, if it changes the encoder."""
+        adapter = "" if self.adapter is None else self.adapter.encoder_identity
+        return tuple(_with_adapter(feature, adapter) if adapter else feature for feature in features)
 
     @property
     def stops_and_repairs(self) -> bool:

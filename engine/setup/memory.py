@@ -330,7 +330,8 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         + config.max_num_seqs * 2 * _pooled_rows(model) * model.hidden_size * 4,  # states of poolings before and after a step
         encoder_step=max(
             (model.encoder_bytes(name, n, step) for name, most in call_rows.items() for n in _worst_counts(most)), default=0
-        ),
+        )
+        + (_encoder_adapter_bytes(config, model, step) if call_rows else 0),
         media_held=((MEDIA_BYTES + (1 + config.media_workers) * processed) if items or config.enable_prompt_embeds else 0)
         + chunked * streams * sum(model.input_bytes(name, min(MAX_STREAM_ROWS, sizes.max_model_len)) for name in encoded),
         processor_cache=config.mm_processor_cache_bytes if items else 0,
@@ -356,6 +357,11 @@ def adapter_bytes(config: EngineConfig, model: Model) -> int:
     """Return the bytes of all adapters that requests choose."""
     layers = adapted_layers(model)
     return 0 if layers is None else layers.capacity(config.max_loras, config.max_lora_rank)
+
+
+def _encoder_adapter_bytes(config: EngineConfig, model: Model, step: StepLimits) -> int:
+    layers = adapted_layers(model)
+    return 0 if layers is None else layers.encoder_step_bytes(step, config.max_lora_rank)
 
 
 def _forward_bytes(config: EngineConfig, model: Model, step: StepLimits) -> int:

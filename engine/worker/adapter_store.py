@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,22 @@ from .staging import ToDevice
 _PICKLE = "adapter_model.bin"
 
 
+@dataclass(frozen=True, eq=False)
+class _StoredAdapter:
+    """An adapter as the layers read it.
+
+    Args:
+        pairs: by the number of the layer.
+        encoder_identity: as in LoadedAdapter.
+        changes_decoder: it has pairs of the decoder.
+    """
+
+    pairs: Mapping[int, PackedPairs]
+    num_bytes: int
+    encoder_identity: str
+    changes_decoder: bool
+
+
 class AdapterStore:
     """The adapters that are loaded, by identity.
 
@@ -34,12 +51,11 @@ class AdapterStore:
 
     def __init__(self, capacity: int, max_rank: int) -> None:
         self.capacity, self.max_rank = capacity, max_rank
-        self._pairs: dict[str, Mapping[int, PackedPairs]] = {}
-        self._bytes: dict[str, int] = {}
+        self._adapters: dict[str, _StoredAdapter] = {}
 
     @property
     def num_bytes(self) -> int:
-        return sum(self._bytes.values())
+        return sum(adapter.num_bytes for adapter in self._adapters.values())
 
     def load(self, layers: AdaptedLayers, folder: Path) -> LoadedAdapter:
         """Read the adapter of a folder. Nothing is packed again if its content is loaded already.
@@ -69,7 +85,9 @@ class AdapterStore:
             )
         pairs = _shard_pairs(layers, raw, {name: tensor.clone() for name, tensor in read_file(weights)})
         identity, size = f"lora:{content_digest(pairs)}", layers.num_bytes(pairs)
-        if identity not in self._pairs:
+        of_encoder = [pair for pair in pairs if layers.changes_encoder(pair)]
+        encoder_identity = content_digest(of_encoder) if of_encoder else ""
+        if identity not in self._adapters:
             if self.num_bytes + size > self.capacity:
                 raise InputError(
                     f"the adapter takes {size:,} bytes, and those in use leave {self.capacity - self.num_bytes:,} of "
@@ -78,28 +96,32 @@ class AdapterStore:
                     param="max_loras",
                     limit=self.capacity,
                 )
-            self._pairs[identity], self._bytes[identity] = layers.pack(pairs), size
-        return LoadedAdapter(identity, size, rank)
+            changes_decoder = len(of_encoder) < len(pairs)
+            self._adapters[identity] = _StoredAdapter(layers.pack(pairs), size, encoder_identity, changes_decoder)
+        return LoadedAdapter(identity, size, rank, encoder_identity)
 
     def unload(self, identity: str) -> None:
-        self._pairs.pop(identity, None)
-        self._bytes.pop(identity, None)
+        self._adapters.pop(identity, None)
 
     def clear(self) -> None:
-        self._pairs.clear()
-        self._bytes.clear()
+        self._adapters.clear()
+
+    def encoder_pairs(self, encoder_identity: str) -> Mapping[int, PackedPairs]:
+        """Return the pairs of an adapter that changes the encoder in this way. One of those is loaded."""
+        adapters = self._adapters.values()
+        return next(adapter.pairs for adapter in adapters if adapter.encoder_identity == encoder_identity)
 
     def groups(self, scheduled: Sequence[ScheduledSequence], starts: Sequence[int], to_device: ToDevice) -> list[RowGroup]:
         """Return the rows of each adapter in a step. `starts`: first row of each sequence, and the number of rows."""
         rows = dict[str, list[range]]()
         for (sequence, _), start, stop in zip(scheduled, starts, starts[1:], strict=False):
-            if sequence.adapter:
+            if sequence.adapter and self._adapters[sequence.adapter].changes_decoder:
                 rows.setdefault(sequence.adapter, []).append(range(start, stop))
         has_all_rows = len(rows) == 1 and sum(map(len, next(iter(rows.values())))) == starts[-1]
         return [
             RowGroup(
                 None if has_all_rows else to_device(np.concatenate([np.arange(r.start, r.stop) for r in ranges])),
-                self._pairs[name],
+                self._adapters[name].pairs,
             )
             for name, ranges in rows.items()
         ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -17,8 +18,10 @@ from ...mm.embeddings import ROWS
 from ...mm.fields import group_mergeable, merge
 from ...mm.types import MultiModalFeature
 from ...models.interface import Model
+from ...models.layers.row_adapter import PackedPairs
 from ..errors import error_text
 from ..types import EncodeResult
+from .adapter_store import AdapterStore, layers_of
 from .encoder_graphs import EncoderGraphs
 from .encoder_store import EncoderStore
 from .isolate import isolate_failures
@@ -27,6 +30,18 @@ Items = Sequence[MultiModalFeature]
 _POLL_SECONDS = 0.005  # `poll` waits for a result no longer than that, since its caller also reads a command queue
 _POLL_INTERVAL = 0.0002  # seconds between two looks at an event
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class _EncoderCall:
+    """Items that one encoder call takes.
+
+    Args:
+        adapter: what changes the encoder for all of them, held until the call ends; None: nothing.
+    """
+
+    items: list[MultiModalFeature]
+    adapter: Mapping[int, PackedPairs] | None
 
 
 @dataclass(eq=False)
@@ -40,7 +55,7 @@ class _InflightCall:
         discarded: hashes of items whose rows are no longer needed.
     """
 
-    items: Items
+    call: _EncoderCall
     rows: Sequence[Tensor | Exception]
     finite: Callable[[], Sequence[float]]
     event: Event
@@ -56,6 +71,7 @@ class EncoderRunner:
 
     Args:
         event: makes an event of the current stream. poll_seconds: how long `poll` may wait. For tests.
+        adapters: those that requests may choose.
     """
 
     def __init__(
@@ -64,21 +80,22 @@ class EncoderRunner:
         device: torch.device,
         event: Callable[[], Event] | None = None,
         poll_seconds: float = _POLL_SECONDS,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.store, self.graphs, self._device = store, EncoderGraphs(device), device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._event = event or partial(new_event, device)
-        self._poll_seconds = poll_seconds
-        self._queue: list[list[MultiModalFeature]] = []  # calls that wait to be launched
+        self._poll_seconds, self._adapters = poll_seconds, adapters
+        self._queue: list[_EncoderCall] = []  # calls that wait to be launched
         self._inflight: _InflightCall | None = None
         self._results: list[EncodeResult] = []
 
     def encode(self, model: Model, items: Items) -> tuple[EncodeResult, ...]:
         """Encode items and store their rows. An item that makes the encoder fail gets an error; the others are encoded."""
         missing, results = self._load_stored(items)
-        for part in _group_items(missing):
-            start = time.perf_counter()
-            results += self._store_rows(part, isolate_failures(part, partial(self._encode_finite, model)), start)
+        for call in self._group_items(missing):
+            start, encode = time.perf_counter(), partial(self._encode_finite, model, call.adapter)
+            results += self._store_rows(call.items, isolate_failures(call.items, encode), start)
         return tuple(results)
 
     def submit(self, model: Model, items: Items) -> None:
@@ -89,7 +106,7 @@ class EncoderRunner:
         except Exception as error:
             missing, results = [], [_failed(item, error) for item in items]
         self._results += results
-        self._queue += _group_items(missing)
+        self._queue += self._group_items(missing)
         self._launch_next(model)
 
     def poll(self, model: Model, wait: bool) -> tuple[EncodeResult, ...]:
@@ -108,7 +125,7 @@ class EncoderRunner:
                     break
                 results += self._finish(model, call)
             except Exception as error:  # the device failed: even a call that is done cannot be trusted
-                results += [_failed(item, error) for item in call.items if item.hash not in call.discarded]
+                results += [_failed(item, error) for item in call.call.items if item.hash not in call.discarded]
             self._inflight = None
             self._launch_next(model)
         return tuple(results)
@@ -117,7 +134,8 @@ class EncoderRunner:
         """Drop rows that are no longer needed, stored or still being computed."""
         hashes = set(hashes)
         self.store.drop(hashes)
-        self._queue = [left for call in self._queue if (left := [item for item in call if item.hash not in hashes])]
+        left = (replace(call, items=[item for item in call.items if item.hash not in hashes]) for call in self._queue)
+        self._queue = [call for call in left if call.items]
         if self._inflight is not None:
             self._inflight.discarded |= hashes
 
@@ -138,15 +156,16 @@ class EncoderRunner:
     def _launch_next(self, model: Model) -> None:
         """Launch the next queued call unless one is running."""
         while self._queue and self._inflight is None:
-            items, start = self._queue.pop(0), time.perf_counter()
+            call, start = self._queue.pop(0), time.perf_counter()
+            items = call.items
             try:
                 with torch.cuda.stream(self._stream):
-                    rows = isolate_failures(items, partial(self._embed, model))
+                    rows = isolate_failures(items, partial(self._embed, model, call.adapter))
                     finite = [is_finite(item_rows).all() for item_rows in rows if isinstance(item_rows, Tensor)]
                     if finite:
                         event, read_finite = self._event(), copy_to_host(torch.stack(finite))
                         event.record()
-                        self._inflight = _InflightCall(items, rows, read_finite, event, start)
+                        self._inflight = _InflightCall(call, rows, read_finite, event, start)
                     else:
                         self._results += self._store_rows(items, rows, start)
             except Exception as error:
@@ -154,12 +173,13 @@ class EncoderRunner:
 
     def _finish(self, model: Model, call: _InflightCall) -> list[EncodeResult]:
         """Store the rows of a call that is done. Items whose rows are not finite are encoded again, one by one."""
-        finite, rows = iter(call.finite()), list(call.rows)
+        finite, rows, items = iter(call.finite()), list(call.rows), call.call.items
+        encode = partial(self._encode_finite, model, call.call.adapter)
         not_finite = [i for i, item_rows in enumerate(rows) if isinstance(item_rows, Tensor) and not next(finite)]
-        for i in [i for i in not_finite if call.items[i].hash not in call.discarded]:
+        for i in [i for i in not_finite if items[i].hash not in call.discarded]:
             with torch.cuda.stream(self._stream):
-                rows[i] = isolate_failures([call.items[i]], partial(self._encode_finite, model))[0]
-        pairs = list(zip(call.items, rows, strict=True))
+                rows[i] = isolate_failures([items[i]], encode)[0]
+        pairs = list(zip(items, rows, strict=True))
         needed = [(item, item_rows) for item, item_rows in pairs if item.hash not in call.discarded]
         dropped = [EncodeResult(item.hash, "dropped") for item, _ in pairs if item.hash in call.discarded]
         return dropped + self._store_rows([item for item, _ in needed], [item_rows for _, item_rows in needed], call.started)
@@ -177,37 +197,44 @@ class EncoderRunner:
             results.append(EncodeResult(item.hash, seconds=seconds))
         return results
 
-    def _encode_finite(self, model: Model, items: Items) -> list[Tensor]:
+    def _encode_finite(self, model: Model, adapter: Mapping[int, PackedPairs] | None, items: Items) -> list[Tensor]:
         """Encode items as `_embed` does. Raise InputError if a value is not finite."""
-        rows = self._embed(model, items)
+        rows = self._embed(model, adapter, items)
         if not all(bool(is_finite(item_rows).all()) for item_rows in rows):
             raise InputError("the encoder returned values that are not finite", code="not_finite")
         return rows
 
-    def _embed(self, model: Model, items: Items) -> list[Tensor]:
+    def _embed(self, model: Model, adapter: Mapping[int, PackedPairs] | None, items: Items) -> list[Tensor]:
         """Return the encoder rows of each item: the caller's own, or those of one encoder call."""
         if ROWS in items[0].kwargs:
             rows = [torch.as_tensor(item.kwargs[ROWS].data).to(self._device, self.store.dtype) for item in items]
         else:
             tensors, encode = merge([item.kwargs for item in items], self._device), model.embed_multimodal
             modality = items[0].modality
-            is_recordable = model.recordable and items[0].stream is None  # the encoder keeps tensors of streams
-            rows = self.graphs(encode, modality, tensors) if is_recordable else encode(modality, tensors)
+            is_recordable = model.recordable and adapter is None and items[0].stream is None  # it keeps tensors of streams
+            with nullcontext() if adapter is None else layers_of(model).applied_to_encoder(adapter):
+                rows = self.graphs(encode, modality, tensors) if is_recordable else encode(modality, tensors)
         for item, made in zip(items, rows, strict=True):
             if made.shape[0] != item.range.num_embeds:
                 raise InputError(f"the encoder returned {made.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
         return [made.clone() for made in rows] if len(items) > 1 else rows  # a view would keep the rows of all items alive
 
+    def _group_items(self, items: Items) -> list[_EncoderCall]:
+        """Group the items that one encoder call can take."""
+        by_adapter = dict[str, list[MultiModalFeature]]()
+        for item in items:
+            by_adapter.setdefault(item.adapter, []).append(item)
+        calls = []
+        for name, own in by_adapter.items():
+            adapter = self._adapters.encoder_pairs(name) if name and self._adapters is not None else None
+            groups = group_mergeable([item.kwargs for item in own], [item.modality for item in own])
+            calls += [_EncoderCall([own[i] for i in ids], adapter) for ids in groups]
+        return calls
+
 
 def is_finite(rows: Tensor) -> Tensor:
     """Return bool `[n]`: rows without NaN and infinity. A float32 sum of finite half-precision values does not overflow."""
     return rows.sum(-1, dtype=torch.float32).isfinite()
-
-
-def _group_items(items: Items) -> list[list[MultiModalFeature]]:
-    """Group the items that one encoder call can take."""
-    groups = group_mergeable([item.kwargs for item in items], [item.modality for item in items])
-    return [[items[i] for i in ids] for ids in groups]
 
 
 def _failed(item: MultiModalFeature, error: Exception) -> EncodeResult:

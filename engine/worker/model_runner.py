@@ -108,7 +108,7 @@ class ModelRunner:
         self.sequences: dict[str, SequenceState] = {}
         self.decode_graphs, self.staging = DecodeGraphs(device), StagingBuffers(device)
         self.async_scheduling = options.async_scheduling
-        self.encoder_runner = EncoderRunner(store, device)
+        self.encoder_runner = EncoderRunner(store, device, adapters=options.adapters)
         self.predictor, self.adapters, self._predict_seconds = options.predictor, options.adapters, 0.0
 
     def sleep(self, empty: Model) -> None:

@@ -74,12 +74,19 @@ class RowGroup:
     pairs: Mapping[int, PackedPairs]
 
 
+ENCODER_ROWS = 1024  # rows of an encoder's layer that are changed at a time, so that the memory for it is bounded
+
+
 class ActiveAdapters:
-    """The adapters of the current step. Shared by all layers of a model; set around each forward."""
+    """The adapters of the current step, or of the current call of an encoder. Shared by the layers of decoder or encoders.
+
+    Attributes:
+        num_rows: rows of the step. None in an encoder, whose layers have any number of rows and all use one adapter.
+    """
 
     def __init__(self) -> None:
         self.groups: Sequence[RowGroup] = ()
-        self.num_rows = 0
+        self.num_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,11 @@ class AdapterSlot:
         """Add the adapters of the step to `out [rows, out]` in place."""
         for group in self.active.groups:
             pairs = group.pairs.get(self.number)
-            if pairs is not None:
+            if pairs is None:
+                continue
+            if self.active.num_rows is None:
+                for some_out, some_x in zip(out.split(ENCODER_ROWS), x.split(ENCODER_ROWS), strict=True):
+                    pairs.add_(some_out, some_x, None)
+            else:
                 assert len(x) == self.active.num_rows, "the rows of an adapted layer are those of the step"
                 pairs.add_(out, x, group.rows)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from parity import positions, record
 from safetensors.torch import save_file
 
 GIVEN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ".*", "task_type": "CAUSAL_LM"}
@@ -72,3 +73,22 @@ def hook(model: torch.nn.Module, pairs: Matrices, scale: dict[str, float]) -> li
         return lambda _, inputs, output: output + (inputs[0] @ down.flatten(1).T @ up.T) * scale[name]
 
     return [model.get_submodule(name).register_forward_hook(add(name)) for name in pairs]
+
+
+def compare(llm: Any, row: Any, model: Any, processor: Any, question: Any, **call: Any) -> None:
+    output, ours = record(llm, question, 8, **call)
+    ids = output.outputs[0].token_ids
+    theirs = row.run(model, question.theirs(processor), ids, positions(llm, question, len(ids)))
+    torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-3)
+
+
+def tokens(outputs: list[Any]) -> list[tuple[int, ...]]:
+    assert [one.error for one in outputs] == [None] * len(outputs)
+    return [tuple(one.outputs[0].token_ids) for one in outputs]
+
+
+def logprobs(output: Any) -> list[dict[int, float]]:
+    """Return the likelihoods of the prompt's and the answer's tokens, whose bits a test compares."""
+    answer = output.outputs[0]
+    rows = [row for row in (*(output.prompt_logprobs or ()), *(answer.logprobs or ())) if row is not None]
+    return [{token: entry.logprob for token, entry in row.items()} for row in rows]

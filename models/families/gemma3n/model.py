@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....callers.errors import ConfigError
 from ....checkpoints.config import positive_int
@@ -132,6 +132,11 @@ class Gemma3n(DecoderModel):
         rows, encoded = config.get("vision_soft_tokens_per_image", 256), self.visual.spec.side**2
         if rows != encoded:
             raise ConfigError(f"vision_soft_tokens_per_image is {rows!r}, but the encoder returns {encoded} rows")
+
+    @property
+    def encoder_parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """See DecoderModel. Both embedders also make rows of the token embeddings."""
+        return ((name, part) for name, part in super().encoder_parts if not isinstance(part, ModalityEmbedder))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         super().load_weights(weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Never
+from typing import Any, ClassVar, Never
 
 import torch
 from torch import Tensor
@@ -85,6 +85,7 @@ class ClassificationModel:
     """
 
     labels_tokens = False
+    text_parts: ClassVar[Sequence[str]] = ("language_model", "head", "classifier")
     classifier: ClassificationHead
     reads_encoder_rows: bool
 

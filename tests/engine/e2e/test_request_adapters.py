@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import torch
 from family import ask
-from lora import dora_tensors, hook, hook_dora, magnitudes, matrices, write
-from parity import ROWS, LoadedModels, greedy, make_llm, positions, record
+from lora import compare, dora_tensors, hook, hook_dora, logprobs, magnitudes, matrices, tokens, write
+from parity import ROWS, LoadedModels, greedy, make_llm
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, AsyncLLM, LoRARequest
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
@@ -107,17 +107,10 @@ def test_dora_on_quantised_weights(world: LoadedModels, tmp_path: Path) -> None:
     for options, near in (({}, 1e-5), ({"dtype": "bfloat16"}, 0.01), ({"quantization": "int4"}, 0.2)):
         with make_llm(row, base, enable_lora=True, **options) as llm:
             llm.load_adapter("mine", folder)
-            gains = [gain for pairs in store(llm)._pairs.values() for pair in pairs.values() for gain in pair.gains]
+            gains = [gain for one in store(llm)._adapters.values() for pair in one.pairs.values() for gain in pair.gains]
             assert len(gains) == len(pairs)
             for gain in gains:
                 torch.testing.assert_close(gain.gain.float(), torch.ones(len(gain.gain)), rtol=near, atol=near)
-
-
-def compare(llm: Any, row: Any, model: Any, processor: Any, question: Any, **call: Any) -> None:
-    output, ours = record(llm, question, 8, **call)
-    ids = output.outputs[0].token_ids
-    theirs = row.run(model, question.theirs(processor), ids, positions(llm, question, len(ids)))
-    torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-3)
 
 
 @pytest.fixture(scope="module")
@@ -134,18 +127,6 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [
         write(root / str(seed), str(base), matrices(model, chosen[seed % 3], rank=2 + 3 * seed, seed=seed)) for seed in range(4)
     ]
-
-
-def tokens(outputs: list[Any]) -> list[tuple[int, ...]]:
-    assert [one.error for one in outputs] == [None] * len(outputs)
-    return [tuple(one.outputs[0].token_ids) for one in outputs]
-
-
-def logprobs(output: Any) -> list[dict[int, float]]:
-    """Return the likelihoods of the prompt's and the answer's tokens, whose bits a test compares."""
-    answer = output.outputs[0]
-    rows = [row for row in (*(output.prompt_logprobs or ()), *(answer.logprobs or ())) if row is not None]
-    return [{token: entry.logprob for token, entry in row.items()} for row in rows]
 
 
 def test_bits_do_not_depend_on_the_batch(base: Path, folders: list[Path]) -> None:
@@ -232,7 +213,7 @@ def loaded(llm: LLM) -> set[str]:
     """Return the identities of the adapters in the engine, after the messages so far."""
     gc.collect()
     llm.engine.loop.call(lambda _: None).result()
-    return set(store(llm)._pairs)
+    return set(store(llm)._adapters)
 
 
 def test_a_reloaded_name_in_random_histories(base: Path, folders: list[Path], tmp_path: Path) -> None:
@@ -623,7 +604,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "unknown layer": (
         add_pair(f"{TEXT}.layers.99.mlp.up_proj", 4, 4), {}, CheckpointError, r"changes model\.language_model\.layers\.99",
     ),
-    "tower": (add_pair("model.visual.blocks.0.attn.qkv", 4, 4), {}, CheckpointError, "blocks.0.attn.qkv and not only"),
+    "tower": (add_pair("model.visual.blocks.0.attn.qkv", 4, 4), {}, CheckpointError, "of model.visual.blocks.0.attn.qkv are"),
     "head": (add("lm_head.weight", 4, 4), {}, CheckpointError, "changes lm_head.weight and not only linear layers"),
     "embeddings": (
         add_pair(f"{TEXT}.embed_tokens", 4, 4), {}, CheckpointError, "embed_tokens and not only",
