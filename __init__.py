@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .mm.media.policy import PdfPage
     from .mm.types import EncodedItem, ItemPlan, Media
     from .models.registry import register_model
+    from .pipelines import ray_data as ray
     from .pipelines.beam_search import BeamSearchOutput, BeamSearchParams
     from .pipelines.documents.blocks import Document
     from .pipelines.llm import LLM, AsyncLLM, AsyncLLMEngine
@@ -87,6 +88,7 @@ __all__ = [
     "Word",
     "__version__",
     "pdf_pages",
+    "ray",
     "register_logits_processor",
     "register_model",
 ]
@@ -142,6 +144,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "ray":
+        return import_module(".pipelines.ray_data", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
