@@ -127,7 +127,9 @@ class Checkpoint:
         self._file = self._folder / f"rows-{uuid.uuid4().hex}.jsonl"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._results: dict[str, str | list[float] | None] = dict(line for file in self._folder.glob("rows-*.jsonl") for line in _lines(file))
+            self._results: dict[str, str | list[float] | None] = dict(
+                line for file in self._folder.glob("rows-*.jsonl") for line in _lines(file)
+            )
         except OSError as error:
             raise ConfigError(f"<<param=>>{short_repr(str(folder))} cannot be used ({error})", param="checkpoint") from None
 
