@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +117,17 @@ class Norm(WeightedLayer):
     def heads_(self, x: Tensor) -> None:
         """Apply RMSNorm to each head of `x [rows, heads, dim]` in place; x may be a view into wider rows."""
         norm_heads_(x, self.weight, self.eps, self.offset)
+
+
+class ScaledNorm(Norm):
+    """A norm whose result is multiplied by `factor`."""
+
+    def __init__(self, factor: float, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.factor = factor
+
+    def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return super().forward(x, add).mul_(self.factor)
 
 
 class AddResidual(TensorModule):

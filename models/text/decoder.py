@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from ...kernels.metadata import AttentionMetadata
 from ...kernels.scatter import scatter_rows_
 from ..interface import CacheSpec, ForwardBatch, HiddenCapture, StepLimits
 from ..layers.adapter import NO_ADAPTERS, AdapterBytes
-from ..layers.basic import AddResidual, EmbeddingTable, Norm, Scale, TensorModule
+from ..layers.basic import AddResidual, EmbeddingTable, Norm, Scale, ScaledNorm, TensorModule
 from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
@@ -79,10 +80,14 @@ class DecoderLayer(TensorModule):
         moe = spec.experts
         self.beside = None if moe is None else MixtureBeside(stack.hidden_size, moe, stack.eps, dtype, device)
         self.parallel = spec.parallel
-        norms = [None if name is None else build_norm(stack, dtype, device, name) for name in spec.norms]
+        self.stream_scales, scales = None, [stack.residual_scale] * 2
+        factors = (1.0, scales[0], 1.0, scales[1])  # of the norms' results
+        norms = [
+            None if name is None else build_norm(stack, dtype, device, name, factor)
+            for name, factor in zip(spec.norms, factors, strict=True)
+        ]
         self.before_attention, self.before_mlp = norms[0] or AddResidual(), norms[2] or AddResidual()
         self.adjusts_outputs = norms[1] is not None or stack.residual_scale != 1.0
-        self.stream_scales, scales = None, [stack.residual_scale] * 2
         if spec.residuals is not None:
             self.stream_scales, scales = ([pair[i] for pair in spec.residuals] for i in range(2))
             self.adjusts_outputs = True
@@ -244,10 +249,13 @@ def _capture(captures: Sequence[HiddenCapture], layers: int, x: Tensor, add: Ten
             capture.states.copy_(x[rows] + add[rows])
 
 
-def build_norm(stack: DecoderSpec, dtype: torch.dtype, device: torch.device, stored: str | None = None) -> Norm:
-    """Return a norm of the residual stream. `stored`: as in Norm."""
+def build_norm(
+    stack: DecoderSpec, dtype: torch.dtype, device: torch.device, stored: str | None = None, factor: float = 1.0
+) -> Norm:
+    """Return a norm of the residual stream, whose result is multiplied by `factor`. `stored`: as in Norm."""
     bias, centered = stack.norm == "layer", stack.norm != "rms"
-    return Norm(stack.hidden_size, stack.eps, bias, dtype, device, offset=stack.norm_offset, stored=stored, centered=centered)
+    build: Callable[..., Norm] = Norm if factor == 1.0 else partial(ScaledNorm, factor)
+    return build(stack.hidden_size, stack.eps, bias, dtype, device, offset=stack.norm_offset, stored=stored, centered=centered)
 
 
 def _mixer(
@@ -311,14 +319,16 @@ def decoder_bytes(
     step += (encoders and not c.cross_attentions) * (8 + (1 + len(c.deepstack)) * row)  # indices and content of encoder rows
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
     mixers = [[_part_bytes(c.hidden_size, mixer, ops, in_mixers) for mixer in layer.mixers] for layer in c.layers]
-    attention = added + row + max(max(of_layer, default=0) + added * (len(of_layer) - 1) for of_layer in mixers)
-    mlps = [_part_bytes(c.hidden_size, layer.mlp, ops, in_mlps) if layer.mlp else 0 for layer in c.layers]
-    mlp = max(
-        row + added + previous + part for previous, part in zip(_previous_bytes(c, row, added, encoders), mlps, strict=True)
+    normed = [row * (layer.norms[0] is not None or layer.norms[2] is not None) for layer in c.layers]
+    attention = added + max(
+        copy + max(of_layer, default=0) + added * (len(of_layer) - 1) for copy, of_layer in zip(normed, mixers, strict=True)
     )
+    mlps = [_part_bytes(c.hidden_size, layer.mlp, ops, in_mlps) if layer.mlp else 0 for layer in c.layers]
+    before = _previous_bytes(c, row, added, encoders)
+    mlp = max(copy + added + previous + part for copy, previous, part in zip(normed, before, mlps, strict=True))
     beside = max((_part_bytes(c.hidden_size, layer.experts, ops, in_mlps) for layer in c.layers if layer.experts), default=0)
     mlp = max(mlp, beside + (beside > 0) * (2 * added + 2 * row))  # the MLP's output in place of attention's, two normed inputs
-    # alive beside attention: its normed input and the previous output; beside the MLP also attention's output
+    # alive beside attention: its input, if it is normed, and the previous output; beside the MLP also attention's output
     parts = max(attention, mlp)
     if c.altup is not None:  # streams before and after prediction; the low-rank branch; projections of the embeddings
         step += 2 * c.altup.streams * row

@@ -143,6 +143,8 @@ def _layer(text: Mapping[str, Any], stack: Stack, layer: int) -> LayerSpec:
             _mamba(text) if stack.second_mixer else None,
         )
         norms = stack.state_norms or stack.norms if isinstance(mixer, StateSpec) else stack.norms
+        if text.get("use_post_norm") is False:
+            norms = (norms[0], None, norms[2], None)
         parallel = stack.parallel or bool(text.get("use_parallel_residual"))
         norms = (norms[0], None, None, None) if parallel else norms
         return LayerSpec(mixer, mlp, norms, parallel, experts, second, residuals=residuals)

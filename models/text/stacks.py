@@ -185,6 +185,11 @@ STACKS: Mapping[str, Stack] = {
     "phimoe": Stack(defaults.PHIMOE, norm="layer", router={"scoring": "sparsemixer"}, fixed={"num_experts_per_tok": 2}),
     "hunyuan_v1_moe": Stack(defaults.HUNYUAN_MOE, qk_norm="rotated", refused=("use_cla",)),
     "granitemoeshared": Stack(defaults.LLAMA | {"attention_multiplier": 1.0, "num_experts": 8, "num_experts_per_tok": 2}),
+    "hyperclovax": Stack(
+        defaults.LLAMA | {"use_post_norm": True},
+        norms=("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2"),
+        aliases={"logits_scaling": "logit_scale"},
+    ),
     "solar_open": Stack(defaults.SOLAR_OPEN, out_bias=False, router=_SIGMOID),
     "exaone_moe": Stack(defaults.EXAONE_MOE, qk_norm="head", windows_rotate=True, router=_SIGMOID),
     "helium": Stack(defaults.HELIUM, out_bias=False, interleaved=True),

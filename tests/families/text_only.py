@@ -40,6 +40,9 @@ CHANGES = {
     "granite": {
         "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 0.5,
     },
+    "hyperclovax": {
+        "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 1.5,
+    },
     "gemma": {"head_dim": 24},
     "gemma2": {"head_dim": 24, **CAPS},
     "gemma3_text": {"head_dim": 24, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
@@ -185,7 +188,7 @@ def row(kind, *alike, variants=None, **more):
     )
 
 
-PLAIN = ("nemotron", "arcee", "helium")
+PLAIN = ("nemotron", "arcee", "helium", "hyperclovax")
 MIXTURES = ("phimoe", "hunyuan_v1_moe", "granitemoeshared", "solar_open", "exaone_moe")
 NORMED = {  # name -> model type and values of config.json that few checkpoints have
     "cohere, normed heads": ("cohere", {"use_qk_norm": True, "num_key_value_heads": 2}),
