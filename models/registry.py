@@ -123,6 +123,7 @@ _NAMES: dict[str, str] = {
     "dual_encoder": "CLIPModel Siglip2Model SiglipModel",
     "eagle2_5_vl": "Eagle2_5_VLForConditionalGeneration",
     "ernie4_5_vl": "Ernie4_5_VLMoeForConditionalGeneration Ernie4_5_VL_MoeForConditionalGeneration",
+    "exaone4_5": "Exaone4_5_ForConditionalGeneration",
     "fun_asr_nano": "FunASRForConditionalGeneration FunAsrNanoForConditionalGeneration",
     "funaudiochat": "FunAudioChatForConditionalGeneration",
     "gemma3": "Gemma3ForConditionalGeneration",
