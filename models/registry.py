@@ -141,6 +141,7 @@ _NAMES: dict[str, str] = {
     "granite_speech": "GraniteSpeechForConditionalGeneration",
     "h2ovl": "H2OVLChatModel",
     "hunyuan_vl": "HunYuanVLForConditionalGeneration",
+    "hyperclovax_v2": "HCXVisionV2ForCausalLM HyperCLOVAXVisionV2ForConditionalGeneration",
     "idefics2": "Idefics2ForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
     "internvl": (
