@@ -161,6 +161,7 @@ _NAMES: dict[str, str] = {
         "LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration "
         "MiniMaxVL01ForConditionalGeneration Mineru2QwenForCausalLM TarsierForConditionalGeneration"
     ),
+    "llava_next_video": "LlavaNextVideoForConditionalGeneration",
     "midashenglm": "MiDashengLMModel",
     "minicpmv": (
         "MiniCPMO MiniCPMV MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration "
