@@ -117,6 +117,7 @@ _NAMES: dict[str, str] = {
         "ColModernVBertForRetrieval ColPali ColPaliForRetrieval ColQwen2 ColQwen2ForRetrieval "
         "ColQwen2ForRetrieval/qwen2_5_vl ColQwen2ForRetrieval/qwen2_5_vl_vision ColQwen2_5"
     ),
+    "cosmos3": "Cosmos3ForConditionalGeneration Cosmos3OmniForConditionalGeneration",
     "deepseek_ocr2": "DeepseekOCR2ForCausalLM DeepseekOCRForCausalLM DeepseekOcr2ForConditionalGeneration",
     "deepseek_vl2": "DeepseekVLV2ForCausalLM",
     "dots_ocr": "DotsOCRForCausalLM",
