@@ -174,6 +174,7 @@ _NAMES: dict[str, str] = {
     "moonshine": "MoonshineForConditionalGeneration MoonshineStreamingForConditionalGeneration",
     "nemotron_parse": "NemotronParseForConditionalGeneration",
     "nemotron_vl": "Llama_Nemotron_Nano_VL NemotronH_Nano_VL_V2",
+    "opencua": "OpenCUAForConditionalGeneration",
     "ovis": "Ovis OvisForCausalLM Ovis2ForConditionalGeneration Ovis2_5",
     "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
