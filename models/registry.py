@@ -140,6 +140,7 @@ _NAMES: dict[str, str] = {
     "granite4_vision": "Granite4VisionForConditionalGeneration",
     "granite_docling": "GraniteDoclingForConditionalGeneration",
     "granite_speech": "GraniteSpeechForConditionalGeneration",
+    "granite_speech_plus": "GraniteSpeechPlusForConditionalGeneration",
     "h2ovl": "H2OVLChatModel",
     "hunyuan_vl": "HunYuanVLForConditionalGeneration",
     "hyperclovax_v2": "HCXVisionV2ForCausalLM HyperCLOVAXVisionV2ForConditionalGeneration",

@@ -64,6 +64,7 @@ class ConformerSpec:
         inner: width of the MLPs. conv_width: channels of the convolution. kernel_size: its taps, in rows.
         block: number of rows that attend to each other. max_distance: largest relative distance in the table.
         characters: outputs of the CTC head.
+        states: numbers of earlier states (0 before the first layer, i after layer i) that precede the last one in a result row.
     """
 
     inputs: int
@@ -77,6 +78,12 @@ class ConformerSpec:
     block: int
     max_distance: int
     characters: int
+    states: tuple[int, ...] = ()
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a result row."""
+        return self.width * (1 + len(self.states))
 
 
 def conformer_spec(audio: Mapping[str, Any]) -> ConformerSpec:
@@ -200,7 +207,7 @@ class ConformerLayer:
 
 
 class Conformer(TensorModule):
-    """Stacked log-mel frames of items, concatenated, `[rows, inputs]` -> `[rows, width]`."""
+    """Stacked log-mel frames of items, concatenated, `[rows, inputs]` -> `[rows, row_width]`."""
 
     def __init__(self, spec: ConformerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -219,11 +226,14 @@ class Conformer(TensorModule):
         s, (first,), (out, back) = self.spec, self.input, self.ctc
         blocks = [size for n in lengths for size in ([s.block] * (n // s.block) + [n % s.block] * (n % s.block > 0))]
         x = first(x)
+        states = [x] if 0 in s.states else []
         for number, layer in enumerate(self.blocks, start=1):
             x = layer(x, list(lengths), blocks)
             if number == s.layers // 2:
                 x = x + back(out(x).softmax(-1))
-        return x
+            if number in s.states:
+                states.append(x)
+        return torch.cat((*states, x), -1) if states else x
 
 
 def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
@@ -244,4 +254,7 @@ def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, limits: Ste
     after = rows * (attention + ops.linear(inner, c.width, rows)) + c.block * c.block * c.head_dim * s
     characters = c.characters * s + max(c.characters * s, ops.linear(c.characters, c.width, rows))
     parts = max(rows * max(mlp, convolution, characters), c.kernel_size * conv + rows * 3 * conv, during, after)
-    return rows * (c.inputs * s + 2 * w) + parts  # the layer's input and the residual stream
+    kept = sum(number < c.layers - 1 for number in c.states) * w  # beside the last layer, whose input may be a state, too
+    joined = 2 * len(c.states) * w - kept  # states and their concatenation
+    # the layer's input and the residual stream
+    return rows * (c.inputs * s + 2 * w + kept) + max(parts, rows * joined)

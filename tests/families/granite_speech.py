@@ -1,7 +1,8 @@
-"""Granite Speech in the parity suite, with blocks of 20 rows: plain, and with an adapter for prompts with audio."""
+"""Granite Speech and Granite Speech Plus in the parity suite, with blocks of 20 rows; also with an adapter for audio."""
 
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -23,16 +24,19 @@ class Processor(SimpleNamespace):
         (folder / "preprocessor_config.json").write_text(json.dumps(made))
 
 
-def build(seed, tie=False, heads=4, every=1, **text):
+def build(seed, tie=False, heads=4, every=1, states=None, **text):
     import transformers as tf
 
     words = fast_tokenizer(CONTROLS, eos_token="<|end_of_text|>", pad_token="<|end_of_text|>")
     encoder = {"input_dim": 2 * BANDS, "num_layers": 4, "hidden_dim": 64, "feedforward_mult": 2, "num_heads": heads}
     encoder |= {"output_dim": 12, "context_size": 20, "max_pos_emb": 32, "conv_kernel_size": 7}
     projector = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
-    projector |= {"encoder_hidden_size": 64, "cross_attention_frequency": every}
+    projector |= {"encoder_hidden_size": 64 * (1 + len(states or ())), "cross_attention_frequency": every}
+    kind = "GraniteSpeech" if states is None else "GraniteSpeechPlus"
+    if states is not None:
+        encoder["cat_hidden_layers"] = states
     factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.3, "logits_scaling": 0.5}
-    config = tf.GraniteSpeechConfig(
+    config = getattr(tf, f"{kind}Config")(
         encoder_config=encoder,
         projector_config={"model_type": "blip_2_qformer", **projector},
         text_config={"model_type": "granite", **text_config(words, tie, **(factors | text))},
@@ -40,7 +44,7 @@ def build(seed, tie=False, heads=4, every=1, **text):
         has_lora_adapter=False,
         tie_word_embeddings=tie,
     )
-    model = tf.GraniteSpeechForConditionalGeneration(config).eval()
+    model = getattr(tf, f"{kind}ForConditionalGeneration")(config).eval()
     randomise(model, seed)
     sharpen_parts(model.model)
     first, usual = model.model.encoder.input_linear, spectrogram(make_media("audio", (RATE,), seed)).mean(0)
@@ -52,7 +56,7 @@ def build(seed, tie=False, heads=4, every=1, **text):
             buffer.copy_(torch.rand(buffer.shape, generator=gen) * 0.4 + (0.8 if "var" in name else -0.2))
     last = model.model.encoder.layers[-1].post_norm
     with torch.inference_mode():
-        rows = model.model.encoder(spectrogram(make_media("audio", (RATE,), seed))[None]).last_hidden_state[0]
+        rows = model.model.encoder(spectrogram(make_media("audio", (RATE,), seed))[None]).last_hidden_state[0, :, -64:]
     last.bias.data.sub_(rows.mean(0)).mul_(2)
     last.weight.data.mul_(2)
     return model, Processor(tokenizer=words)
@@ -74,7 +78,8 @@ def load(folder):
     ensure_torchvision()
     import transformers as tf
 
-    model = tf.GraniteSpeechForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model = getattr(tf, name).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return model.eval(), Processor(tokenizer=tf.PreTrainedTokenizerFast.from_pretrained(folder))
 
 
@@ -189,4 +194,10 @@ PLAIN = Family(
 FAMILIES = [
     PLAIN,
     replace(PLAIN, name="granite_speech_adapter", finish=add_adapter, load=load_adapted, run=run_adapted, variants={}),
+    replace(
+        PLAIN,
+        name="granite_speech_plus",
+        build=partial(build, states=[3]),
+        variants={"the last state alone": {"states": []}, "three earlier states": {"states": [0, 1, 2]}},
+    ),
 ]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ....callers.errors import ConfigError
 from ....checkpoints.config import check_activation, positive_int
-from ...audio.conformer import Conformer, conformer_bytes, conformer_spec
+from ...audio.conformer import Conformer, ConformerSpec, conformer_bytes, conformer_spec
 from ...decoder_model import TEXT_PREFIXES, DecoderModel
 from ...interface import StepLimits
 from ...layers.basic import TensorModule
@@ -57,16 +57,20 @@ class GraniteSpeech(DecoderModel):
         config = {"tie_word_embeddings": True, "window_size": 15, "downsample_rate": 5, **config}
         # the published model ignores the config's logits_scaling
         super().__init__(decoder_spec(config, STACK, logit_scale=1.0), dtype, device)
-        audio = conformer_spec(ENCODER | dict(config.get("encoder_config") or {}))
+        audio = self.encoder_spec(ENCODER | dict(config.get("encoder_config") or {}))
         self.window = positive_int(config, "window_size")
         self.queries = self.window // positive_int(config, "downsample_rate")
         self.qformer_spec = _qformer_spec(PROJECTOR | dict(config.get("projector_config") or {}))
         width = self.qformer_spec.encoder_width
-        if width != audio.width:
-            raise ConfigError(f"encoder_hidden_size of projector_config is {width}; the encoder has {audio.width}")
+        if width != audio.row_width:
+            raise ConfigError(f"encoder_hidden_size of projector_config is {width}; the encoder has {audio.row_width}")
         self.encoder = Conformer(audio, dtype, device)
         self.projector = WindowProjector(self.qformer_spec, self.queries, self.hidden_size, dtype, device)
         self.ignored = tuple(f"encoder.{name}" for name in self.encoder.unused)
+
+    def encoder_spec(self, audio: Mapping[str, Any]) -> ConformerSpec:
+        """Hook: read `encoder_config`."""
+        return conformer_spec(audio)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         lengths = tensors["audio_frames"].tolist()
