@@ -6,6 +6,7 @@ towers' last norm is stored but not applied, crops are padded after they are nor
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -242,12 +243,15 @@ def build(tower, text, seed, tie=False, side=SIDE, **vision):
     ensure_torchvision()
     pad = PADS.get(text, "<|image_pad|>")
     words = fast_tokenizer([pad, "<|im_end|>"], eos_token="<|im_end|>", pad_token="<|im_end|>")
-    extra = {"head_dim": 16} if text in ("gemma2", "qwen3") else {}
+    extra = {"head_dim": 16} if text in ("gemma2", "qwen3", "qwen3_moe") else {}
+    if text == "qwen3_moe":
+        extra |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
     decoder = {"model_type": text, **text_config(words, tie, **extra)}
     config = {"llm_config": decoder, "hidden_size": 64, "pad": words.convert_tokens_to_ids(pad)}
     if tower == "siglip2_navit":
         sizes = {"model_type": tower, **SHAPE, "image_size": 40, "patch_size": NAVIT_PATCH, "hidden_stride": STRIDE}
-        config |= {"architectures": ["Ovis2_5"], "model_type": "ovis2_5", "visual_vocab_size": 77, "vit_config": sizes | vision}
+        name = "Ovis2_6_MoeForCausalLM" if text == "qwen3_moe" else "Ovis2_5"
+        config |= {"architectures": [name], "model_type": "ovis2_5", "visual_vocab_size": 77, "vit_config": sizes | vision}
     else:
         sizes = {"model_type": tower, **SHAPE, "image_size": side, "patch_size": PATCH, **vision}
         words_config = {"vocab_size": 77, "tokenize_function": "softmax", "hidden_stride": STRIDE, "backbone_config": sizes}
@@ -405,6 +409,22 @@ BIASES = {f"visual_tokenizer.backbone.vision_model.encoder.layers.{i}.self_attn.
 NAVIT_NORM = {"visual_tokenizer.vit.vision_model.post_layernorm": "the published code takes the state before this norm"}
 SHARED = {"call": call, "tensors": tensors, "load": load}
 
+OVIS2_5 = Family(
+    "ovis2_5",
+    partial(build, "siglip2_navit", "qwen3"),
+    placeholders={"image": "<image>", "video": "<video>"},
+    sizes={"image": [(90, 130), (60, 60), (40, 150)], "video": [(3, 60, 90), (2, 80, 50), (4, 64, 64)]},
+    grid={
+        "image": [*(size for size in IMAGE_SIZES if min(fitted(*size))), (90, 45), (45, 91), (130, 300), (601, 599)],
+        "video": VIDEO_SIZES,
+    },  # others of IMAGE_SIZES give an empty image
+    cases=["", "i", "v", "ii", "iii"],
+    ours=as_sampled,
+    **SHARED,
+    silent=NAVIT_NORM | {name.replace("backbone", "vit"): why for name, why in BIASES.items()},
+    variants={"tied": {"tie": True}, "windows": {"window_size": 32, "fullatt_block_indexes": "1"}},
+    fullest={"image": [(96, 128)]},
+)
 FAMILIES = [
     Family(
         "ovis2_published",
@@ -438,20 +458,6 @@ FAMILIES = [
         silent=NORM | BIASES,
         fullest={"image": [(140, 70)]},
     ),
-    Family(
-        "ovis2_5",
-        partial(build, "siglip2_navit", "qwen3"),
-        placeholders={"image": "<image>", "video": "<video>"},
-        sizes={"image": [(90, 130), (60, 60), (40, 150)], "video": [(3, 60, 90), (2, 80, 50), (4, 64, 64)]},
-        grid={
-            "image": [*(size for size in IMAGE_SIZES if min(fitted(*size))), (90, 45), (45, 91), (130, 300), (601, 599)],
-            "video": VIDEO_SIZES,
-        },  # others of IMAGE_SIZES give an empty image
-        cases=["", "i", "v", "ii", "iii"],
-        ours=as_sampled,
-        **SHARED,
-        silent=NAVIT_NORM | {name.replace("backbone", "vit"): why for name, why in BIASES.items()},
-        variants={"tied": {"tie": True}, "windows": {"window_size": 32, "fullatt_block_indexes": "1"}},
-        fullest={"image": [(96, 128)]},
-    ),
+    OVIS2_5,
+    replace(OVIS2_5, name="ovis2_6", build=partial(build, "siglip2_navit", "qwen3_moe"), variants={}),
 ]
