@@ -194,8 +194,8 @@ _NAMES: dict[str, str] = {
     "qwen3_asr": "Qwen3ASRForConditionalGeneration",
     "qwen3_omni": "Qwen3OmniMoeForConditionalGeneration Qwen3OmniMoeThinkerForConditionalGeneration",
     "qwen3_vl": (
-        "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration Qwen3_5ForConditionalGeneration "
-        "Qwen3_5MoeForConditionalGeneration"
+        "InternS2PreviewForConditionalGeneration Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration "
+        "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration"
     ),
     "step3_vl": "Step3VL10BForCausalLM Step3VLForConditionalGeneration StepVLForConditionalGeneration",
     "terratorch": "Terratorch",

@@ -1,9 +1,15 @@
 """Qwen3-VL and Qwen3.5, dense and with experts, in the parity suite."""
 
+import json
+import shutil
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import torch
 from family import IMAGE_SIZES, VIDEO_SIZES, Family, as_sampled, call_sampled
-from oracle import fast_tokenizer, randomise, text_config
+from oracle import fast_tokenizer, load_oracle, randomise, text_config
+from safetensors.torch import load_file, save_file
 
 SPECIALS = ("<|endoftext|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 NOISY = {
@@ -75,9 +81,32 @@ def row(name, kind, **more):
     )
 
 
+def saved_as_interns2(folder):
+    """Rewrite the checkpoint as Intern-S2-Preview's, with a tensor of its encoder of time series."""
+    config = json.loads((folder / "config.json").read_text())
+    named = {"architectures": ["InternS2PreviewForConditionalGeneration"], "model_type": "interns2_preview"}
+    (folder / "config.json").write_text(json.dumps(config | named))
+    weights = folder / "model.safetensors"
+    save_file({**load_file(weights), "model.time_series.conv.weight": torch.ones(3, 3)}, weights, {"format": "pt"})
+
+
+def load_interns2(folder):
+    """Load Qwen3.5 with experts of transformers from a checkpoint of Intern-S2-Preview."""
+    config = json.loads((folder / "config.json").read_text())
+    named = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe"}
+    with TemporaryDirectory() as place:
+        shutil.copytree(folder, place, dirs_exist_ok=True)
+        (Path(place) / "config.json").write_text(json.dumps(config | named))
+        stored = load_file(folder / "model.safetensors")
+        del stored["model.time_series.conv.weight"]
+        save_file(stored, Path(place) / "model.safetensors", {"format": "pt"})
+        return load_oracle(place)
+
+
 FAMILIES = [
     row("qwen3_vl", "VL", variants={"tied": {"tie": True}, "small patches": {"patch": 8}}),
     row("qwen3_vl_moe", "VLMoe"),
     row("qwen3_5", "_5", **NOISY),
     row("qwen3_5_moe", "_5Moe", half=(0.2, 0.2), **NOISY),  # in half precision some rows take another expert
+    row("interns2_preview", "_5Moe", half=(0.2, 0.2), finish=saved_as_interns2, load=load_interns2, **NOISY),
 ]

@@ -94,6 +94,12 @@ class Qwen35Moe(Qwen35):
     stack = STACKS["qwen3_5_moe_text"]
 
 
+class InternS2Preview(Qwen35Moe):
+    """Intern-S2-Preview, whose encoder of time series is not built. Source: vLLM's interns2_preview.py."""
+
+    ignored = ("model.time_series.", "time_series.")
+
+
 def qwen3_specs(
     config: Mapping[str, Any], stack: Stack, merger: ProjectorSpec
 ) -> tuple[DecoderSpec, TowerSpec, tuple[ProjectorSpec, ...]]:
