@@ -275,6 +275,26 @@ DEEPSEEK3 = DEEPSEEK2 | {
     "num_nextn_predict_layers": 1,
     "max_position_embeddings": 4096,
 }
+GLM_MOE_LITE = DEEPSEEK3 | {
+    "vocab_size": 154880,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 20,
+    "num_experts": 64,
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.8,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+}
 QWEN2_MOE = QWEN_MOE | {
     "intermediate_size": 5632,
     "num_attention_heads": 16,

@@ -134,6 +134,7 @@ STACKS: Mapping[str, Stack] = {
     "glm": Stack(defaults.GLM, out_bias=False, interleaved=True, fused=True),
     "glm4": Stack(defaults.GLM, out_bias=False, norms=_GLM_NORMS, interleaved=True, fused=True),
     "glm4_moe": Stack(defaults.GLM_MOE, out_bias=False, router=_SIGMOID, mtp="layers"),
+    "glm4_moe_lite": replace(_deepseek3, defaults=defaults.GLM_MOE_LITE),
     "gemma": _gemma,
     "gemma2": replace(_gemma, defaults=defaults.GEMMA2, norms=_GEMMA_NORMS),
     "gemma3_text": replace(_gemma, defaults=defaults.GEMMA3, norms=_GEMMA_NORMS, qk_norm="head", bidirectional=True),

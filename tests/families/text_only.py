@@ -76,6 +76,7 @@ CHANGES = {
     "starcoder2": {"sliding_window": 20},
     "hunyuan_v1_dense": {"head_dim": 16},
     "deepseek_v3": {"n_routed_experts": 8, **EXPERTS, **LATENT, **GROUPS},
+    "glm4_moe_lite": {"n_routed_experts": 8, "num_key_value_heads": 4, **EXPERTS, **LATENT},
     "dots1": {"head_dim": 24, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, **EXPERTS},
     "minimax_m2": {
         "head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
@@ -241,6 +242,6 @@ FAMILIES = [
         variants={name: {"kind": kind, **values} for name, (kind, values) in NORMED.items()},
     ),
     # in half precision some rows take another expert, in transformers too
-    row("deepseek_v3", "deepseek_v2", "mistral4", half=(0.1, 0.2)),
+    row("deepseek_v3", "deepseek_v2", "mistral4", "glm4_moe_lite", half=(0.1, 0.2)),
     row("qwen3_next", variants={"gelu": GELU}, half=(0.2, 0.2)),
 ]
