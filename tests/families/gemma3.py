@@ -1,6 +1,8 @@
 """Gemma 3 in the parity suite."""
 
 import json
+from dataclasses import replace
+from functools import partial
 
 from family import IMAGE_SIZES, LAYOUTS, Family, patches_in_squares
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
@@ -14,7 +16,7 @@ SCAN = {
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
-def build(seed, tie=False, **text):
+def build(seed, tie=False, side=SIDE, **text):
     ensure_torchvision()
     import transformers as tf
 
@@ -26,7 +28,7 @@ def build(seed, tie=False, **text):
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     sizes = {"head_dim": 16, "sliding_window": 7, "layer_types": LAYERS, "query_pre_attn_scalar": 24}
     config = tf.Gemma3Config(
-        vision_config=tf.SiglipVisionConfig(image_size=SIDE, patch_size=PATCH, vision_use_head=False, **shape),
+        vision_config=tf.SiglipVisionConfig(image_size=side, patch_size=PATCH, vision_use_head=False, **shape),
         text_config=tf.Gemma3TextConfig(**text_config(words, tie, **{**sizes, **text})),
         mm_tokens_per_image=9,
         boi_token_index=words.boi_token_id,
@@ -40,7 +42,7 @@ def build(seed, tie=False, **text):
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and "norm" in name and "vision_tower" not in name:
             parameter.data.sub_(1)  # the weight is stored minus 1
-    images = tf.Gemma3ImageProcessor(size={"height": SIDE, "width": SIDE}, **SCAN)
+    images = tf.Gemma3ImageProcessor(size={"height": side, "width": side}, **SCAN)
     return model, tf.Gemma3Processor(images, words, image_seq_length=9)
 
 
@@ -61,7 +63,7 @@ def finish(folder):
 
 
 KEYS = "a key bias adds the same to all scores of a query"
-FAMILY = Family(
+EVEN = Family(
     "gemma3",
     build,
     placeholders={"image": "<start_of_image>"},
@@ -84,3 +86,10 @@ FAMILY = Family(
     },
     layouts=LAYOUTS,
 )
+FAMILIES = [
+    EVEN,
+    # 7 x 7 patches in 3 x 3 squares: the last row and column are left out
+    replace(
+        EVEN, name="gemma3_odd", build=partial(build, side=98), tensors=patches_in_squares(1, PATCH), variants={}, layouts={}
+    ),
+]

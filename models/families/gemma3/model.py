@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from ....checkpoints.config import require
-from ...layers.connectors import ProjectorSpec
+from ...interface import StepLimits
+from ...layers.connectors import ProjectorSpec, squares
 from ...text.bidirectional import one_sided
 from ...text.decoder_config import decoder_spec
 from ...text.stacks import stack_of
 from ...tower_model import TOWER_PREFIXES, TowerModel
 from ...vision.encoders import encoder_spec
+from ...vision.vit import tower_bytes
 
 _MATRIX = "mm_input_projection_weight"  # stored as `[in, out]`
 
@@ -39,7 +41,8 @@ class Gemma3(TowerModel):
         text = decoder_spec({**config, "text_config": inner}, stack)
         tower = encoder_spec(require(config, "vision_config"), "siglip_vision_model", post_norm=True)
         assert tower.table is not None
-        merge = tower.table.side // math.isqrt(config.get("mm_tokens_per_image", 256))
+        side = tower.table.side
+        merge = side // math.isqrt(config.get("mm_tokens_per_image", 256))
         projector = ProjectorSpec(
             tower.width,
             text.hidden_size,
@@ -52,7 +55,27 @@ class Gemma3(TowerModel):
             norm_offset=1.0,
             averaged=True,
         )
-        super().__init__(text, replace(tower, merge=merge), projector, dtype, device)
+        super().__init__(text, replace(tower, merge=1 if side % merge else merge), projector, dtype, device)
+        self.merge, self.side = merge, side
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        """Encode items. Patches at the right and bottom that fill no square are left out after the tower."""
+        if self.tower.spec.merge == self.merge:
+            return super().embed_multimodal(modality, tensors)
+        grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid"].tolist()]
+        (state,) = self.tower(tensors["pixel_values"], grids)
+        rows = self.projector(squares(state, grids, self.merge))
+        return list(rows.split([t * (h // self.merge) * (w // self.merge) for t, h, w in grids]))
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        return self._patches(rows) * self.tower.spec.patch_dim * self.dtype.itemsize
+
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        return tower_bytes(self.tower.spec, self._patches(rows), self.projector.spec, self.dtype, limits)
+
+    def _patches(self, rows: int) -> int:
+        """Return the patches of the images that have this many rows."""
+        return -(-rows * self.side**2 // (self.side // self.merge) ** 2)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         return ((name, tensor.T if name.endswith(_MATRIX) else tensor) for name, tensor in weights)

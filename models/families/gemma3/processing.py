@@ -12,7 +12,7 @@ from ....mm.embeddings import ROWS
 from ....mm.rules import PromptAttention, Rule
 from ....mm.tiling.longest import PanAndScan
 from ....mm.tiling.whole import FixedSize
-from ....mm.types import EmbeddingItem, ItemGeometry
+from ....mm.types import EmbeddingItem, ItemGeometry, MediaHeader
 from ....processors.bases.attention_rules import item_runs
 from ....processors.bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ....processors.images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
@@ -41,11 +41,17 @@ class Gemma3ProcessingInfo(TiledInfo):
         tile, patch = height_width(json.get("size") or 224), positive_int_or(vision, "patch_size", 16)
         self.check_config("vision_config", image_size=tile[0])
         tokens = positive_int_or(self.files.config, "mm_tokens_per_image", 256)
-        side, left = divmod(tile[0] // patch, math.isqrt(tokens))
-        if left or not side or math.isqrt(tokens) ** 2 != tokens:
-            raise ConfigError(f"mm_tokens_per_image is {tokens}, not a square that divides {tile[0] // patch} patches per side")
+        side = tile[0] // patch
+        self.merge = side // math.isqrt(tokens)  # as the published model computes it; patches that fill no square are left out
+        if not self.merge:
+            raise ConfigError(f"mm_tokens_per_image is {tokens}; at most {side**2} fit {side} patches per side")
         spec = TileSpec(
-            IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, filter="bilinear", tiling=self._tiling(tile), patch=patch, merge=side
+            IMAGENET_STANDARD_MEAN,
+            IMAGENET_STANDARD_STD,
+            filter="bilinear",
+            tiling=self._tiling(tile),
+            patch=patch,
+            merge=1 if side % self.merge else self.merge,
         )
         return read_pixel_spec(json, spec, self.merged_kwargs[modality])
 
@@ -59,14 +65,17 @@ class Gemma3ProcessingInfo(TiledInfo):
             tile, positive_int_or(options, _SCAN[2], 256), positive_int_or(options, _SCAN[1], 4, MAX_TILES), ratio
         )
 
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        return replace(super().geometry(header), merge=self.merge)
+
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         """Return the grid: one square for the image, and one for each of its crops."""
         spec, rows = self.specs[item.modality], len(item.tensors[ROWS])
         side = spec.tiling.plan(1, 1).views[0].tile_size[0] // spec.patch
-        squares, left = divmod(rows, (side // spec.merge) ** 2)
+        squares, left = divmod(rows, (side // self.merge) ** 2)
         if left or not squares:
-            raise InputError(f"{rows} rows are not a multiple of the {(side // spec.merge) ** 2} rows of one square")
-        return ItemGeometry(squares, side, side, spec.merge)
+            raise InputError(f"{rows} rows are not a multiple of the {(side // self.merge) ** 2} rows of one square")
+        return ItemGeometry(squares, side, side, self.merge)
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Return each square with its start and end token and empty lines around; with crops, also text before each square."""

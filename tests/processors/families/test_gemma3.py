@@ -75,7 +75,16 @@ def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
         info_of(options)
 
 
-@pytest.mark.parametrize("tokens", [10, 16])
-def test_a_number_of_rows_that_does_not_divide_the_patches_is_refused(tokens: int) -> None:
-    with pytest.raises(ConfigError, match=f"mm_tokens_per_image is {tokens}"):
-        info_of(mm_tokens_per_image=tokens)
+@pytest.mark.parametrize(("tokens", "side", "rows"), [(10, 84, 9), (16, 84, 36), (9, 98, 9), (4, 98, 4)])
+def test_rows_of_images_whose_squares_leave_patches_out(tokens: int, side: int, rows: int) -> None:
+    """Squares have as many patches per side as the root of the number goes into the image's, both rounded down."""
+    sizes = {"vision_config": {"image_size": side, "patch_size": 14}, "mm_tokens_per_image": tokens}
+    image = {"size": {"height": side, "width": side}}
+    config = info_of().files.config | sizes
+    info = Gemma3ProcessingInfo(ProcessorFiles(config, image, encode=info_of().files.encode))
+    assert info.geometry(MediaHeader("image", 60, 60)).num_embeds == rows
+
+
+def test_more_rows_than_patches_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        info_of(mm_tokens_per_image=49)
