@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....checkpoints.config import require
+from ....callers.errors import ConfigError
+from ....checkpoints.config import positive_int, require
 from ...interface import StepLimits
 from ...layers.connectors import ProjectorSpec, squares
 from ...text.bidirectional import one_sided
@@ -41,8 +42,10 @@ class Gemma3(TowerModel):
         text = decoder_spec({**config, "text_config": inner}, stack)
         tower = encoder_spec(require(config, "vision_config"), "siglip_vision_model", post_norm=True)
         assert tower.table is not None
-        side = tower.table.side
-        merge = side // math.isqrt(config.get("mm_tokens_per_image", 256))
+        side, tokens = tower.table.side, positive_int({"mm_tokens_per_image": 256, **config}, "mm_tokens_per_image")
+        merge = side // math.isqrt(tokens)
+        if not merge:
+            raise ConfigError(f"mm_tokens_per_image is {tokens}; at most {side**2} fit {side} patches per side")
         projector = ProjectorSpec(
             tower.width,
             text.hidden_size,
