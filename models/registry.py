@@ -107,6 +107,7 @@ _OTHER_TEXT_MODELS = (
     "Qwen2ForProcessRewardModel",
 )
 _NAMES: dict[str, str] = {
+    "andesvl": "AndesVLForConditionalGeneration",
     "aria": "AriaForConditionalGeneration",
     "audioflamingo3": "AudioFlamingo3ForConditionalGeneration MusicFlamingoForConditionalGeneration",
     "aya_vision": "AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration",
