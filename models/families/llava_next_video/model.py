@@ -5,7 +5,7 @@ Source: the class of transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ....callers.errors import ConfigError
 from ..llava.model import LlavaNext
 from .processing import STRIDE
 
-_POOLS = {"average": F.avg_pool2d, "max": F.max_pool2d}
+_POOLS: Mapping[str, Callable[..., Tensor]] = {"average": F.avg_pool2d, "max": F.max_pool2d}
 
 
 class LlavaNextVideo(LlavaNext):

@@ -9,7 +9,7 @@ Source: arXiv 2406.04334 (deepstack).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -62,7 +62,7 @@ _MERGER = ProjectorSpec(0, 0, ("linear_fc1", "linear_fc2"), norm="norm")  # name
 class Qwen3VL(NativeModel):
     """The tower has LayerNorm, a learned position table and rotary positions; one merger per deepstack level."""
 
-    prefixes = PREFIXES
+    prefixes: Sequence[tuple[str, str]] = PREFIXES
     stack: ClassVar[Stack] = STACK
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
