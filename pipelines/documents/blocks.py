@@ -67,6 +67,19 @@ class Block:
 
 
 @dataclass(frozen=True)
+class NumberCheck:
+    """The numbers of a page's text layer beside those of its reading, without separators.
+
+    Args:
+        agreed: how many both have. only_text_layer, only_reading: the others of each, at most 50, sorted.
+    """
+
+    agreed: int
+    only_text_layer: tuple[str, ...] = ()
+    only_reading: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PageRecord:
     """The outcome of one page.
 
@@ -77,6 +90,7 @@ class PageRecord:
         way: how it was read, and `reason` why in this way.
         error: why there is no text; None if it was read, or is blank.
         doubt: why the text is probably wrong; None if nothing speaks against it.
+        numbers: of the text layer and of the reading, if the page has both.
     """
 
     number: int
@@ -88,6 +102,7 @@ class PageRecord:
     blocks: tuple[Block, ...] = ()
     error: ErrorInfo | None = None
     doubt: str | None = None
+    numbers: NumberCheck | None = None
 
     @property
     def text(self) -> str:

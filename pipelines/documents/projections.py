@@ -131,6 +131,7 @@ def page_fields(page: PageRecord) -> dict[str, Any]:
         "reason": page.reason,
         "error": _error(page.error),
         "doubt": page.doubt,
+        **({"numbers": asdict(page.numbers)} if page.numbers is not None else {}),
         "blocks": [_block_fields(order, block, page.scale) for order, block in enumerate(page.blocks)],
     }
 

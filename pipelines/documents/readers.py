@@ -19,6 +19,7 @@ from ...mm.media.pdf import holds_pictures, is_pdf
 from ...mm.media.policy import MediaPolicy, PdfFile, page_of
 from .answers import answer_blocks
 from .blocks import Block, PageRecord, Way
+from .doubt import compare_numbers, doubt_of
 from .page_blocks import page_blocks
 from .stop import StopSignal
 from .text_blocks import reading_order
@@ -53,10 +54,13 @@ class PageTask:
     scale: float
 
     def record(self, blocks: tuple[Block, ...] = (), error: ErrorInfo | None = None, doubt: str | None = None) -> PageRecord:
-        """Return the outcome of the page."""
-        facts = self.facts
+        """Return the outcome of the page. What was read is compared with what the page is known to hold."""
+        facts, numbers = self.facts, None
+        if self.way in ("draft", "reading"):
+            numbers = compare_numbers(facts, blocks)
+            doubt = doubt or doubt_of(facts, blocks)
         return PageRecord(
-            self.number, facts.width, facts.height, self.scale, self.way, self.reason, blocks, error=error, doubt=doubt
+            self.number, facts.width, facts.height, self.scale, self.way, self.reason, blocks, error, doubt, numbers
         )
 
 

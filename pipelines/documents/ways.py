@@ -32,7 +32,7 @@ def choose_way(facts: PageFacts, reader: ReaderKind, text_layer: TextLayer) -> t
         return "text_layer", "text layers are always used"
     if not doubt:
         return "text_layer", f"its text layer of {facts.num_chars:,} characters can be trusted"
-    if reader == "none" and facts.invisible and text_layer != "never" and not _why_broken(facts):
+    if reader == "none" and facts.invisible and text_layer != "never" and not why_broken(facts):
         return "text_layer", "an earlier recognition wrote its text layer, and nothing else can read the page"
     if reader == "none":
         return "unread", f"{doubt}, and nothing can read its picture"
@@ -44,7 +44,7 @@ def why_not_trusted(facts: PageFacts) -> str:
     """Return why the text layer of a page is not the page's text, or ""."""
     if not facts.num_chars:
         return "it has no text layer"
-    if broken := _why_broken(facts):
+    if broken := why_broken(facts):
         return broken
     if facts.invisible:
         return "an earlier recognition wrote its text layer"
@@ -55,7 +55,7 @@ def why_not_trusted(facts: PageFacts) -> str:
     return ""
 
 
-def _why_broken(facts: PageFacts) -> str:
+def why_broken(facts: PageFacts) -> str:
     """Return what is wrong with the characters of a text layer, or ""."""
     shares = (
         (facts.num_unprintable, _MAX_UNPRINTABLE, "have no meaning in their font"),

@@ -1,0 +1,54 @@
+"""Signs that a reading is wrong: more text than the page can show, and other numbers than its text layer has."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ...mm.media.page_facts import PageFacts
+from .blocks import Block, NumberCheck
+from .ways import why_broken
+
+MAX_LISTED = 50
+"""Numbers of each side that a record lists."""
+_PER_MARK = 25  # characters for each mark that the page shows, of which letters or words are at least one
+_SPARE = 50  # characters
+_LEAST = 5  # numbers of a text layer that say something about a reading
+_AGREED = 0.5  # share of them that a good reading has
+_NUMBER = re.compile(r"\d+(?:[.,'\u202f\u00a0]\d+)*")
+
+
+def compare_numbers(facts: PageFacts, blocks: Sequence[Block]) -> NumberCheck | None:
+    """Return how the numbers of a page's text layer and of its reading agree; None without both.
+
+    Separators do not count, because text layers and models write them differently.
+    """
+    if not facts.lines or not blocks:
+        return None
+    layer, reading = _numbers_of(facts, blocks)
+    agreed = layer & reading
+    only_layer, only_reading = sorted((layer - agreed).elements()), sorted((reading - agreed).elements())
+    return NumberCheck(agreed.total(), tuple(only_layer[:MAX_LISTED]), tuple(only_reading[:MAX_LISTED]))
+
+
+def _numbers_of(facts: PageFacts, blocks: Sequence[Block]) -> tuple[Counter[str], Counter[str]]:
+    return _numbers(line.text for line in facts.lines), _numbers(block.text for block in blocks)
+
+
+def _numbers(texts: Iterable[str]) -> Counter[str]:
+    return Counter(re.sub(r"\D", "", number) for text in texts for number in _NUMBER.findall(text))
+
+
+def doubt_of(facts: PageFacts, blocks: Sequence[Block]) -> str | None:
+    """Return why the reading of a page is probably wrong, None if nothing speaks against it."""
+    count = sum(not char.isspace() for block in blocks for char in block.text)
+    if facts.num_chars == 0 and facts.marks is not None and count > _PER_MARK * facts.marks + _SPARE:
+        return f"it has {count:,} characters, and the page shows {facts.marks:,} marks"
+    if not blocks or why_broken(facts):
+        return None
+    layer, reading = _numbers_of(facts, blocks)
+    total, agreed = layer.total(), (layer & reading).total()
+    if total >= _LEAST and agreed < _AGREED * total:
+        return f"it has {agreed:,} of the {total:,} numbers of the page's text layer"
+    return None
