@@ -206,7 +206,9 @@ class RequestAdapters:
 
     def _entry(self, name: str) -> _NamedAdapter:
         if not isinstance(name, str) or name not in self._entries:
-            raise InputError(f"no adapter {short_repr(name)} is loaded; {hint(str(name), self._entries)}",
+            advice = "load it first, with <<enable_lora=>>True of the engine"
+            advice = hint(str(name), self._entries) if self._entries else advice
+            raise InputError(f"no adapter {short_repr(name)} is loaded; {advice}",
                              code="unknown_name", value=short_repr(name), param="adapter")  # fmt: skip
         return self._entries[name]
 

@@ -79,7 +79,7 @@ class MessagePdfs:
         Raises:
             InputError: an error of `open_pdf`, or the files so far are too many, too large, or take too long to open.
         """
-        with _errors_of_media():
+        with errors_of_media():
             data = read(MediaUrl(url), "image", self._policy, self._ledger)
         assert isinstance(data, bytes)
         is_image = (parts := split_data_url(url)) is not None and parts.media_type.startswith("image/")
@@ -121,7 +121,7 @@ def open_pdf(data: bytes, policy: MediaPolicy, tenant: str | None = None) -> tup
     Raises:
         InputError: it is broken, needs a password, has no pages, or has more than `policy.max_pdf_pages` pages.
     """
-    with _errors_of_media():
+    with errors_of_media():
         count, sizes, seconds = run_isolated(page_sizes, data, policy, tenant=tenant)
         if not count:
             raise InputError(_NO_PAGES)
@@ -145,7 +145,7 @@ def pdf_pages(file: object, policy: MediaPolicy = DEFAULT_POLICY) -> list[PdfPag
     Raises:
         InputError: the file cannot be read, or an error of `open_pdf`.
     """
-    with _errors_of_media():
+    with errors_of_media():
         data = read(file, "image", policy)
     if not isinstance(data, bytes):
         raise InputError(f"pdf_pages takes a path, an open file, bytes or a URL, not {typed(file)}", param="file")
@@ -157,7 +157,7 @@ def _pages(file: PdfFile) -> list[PdfPage]:
 
 
 @contextmanager
-def _errors_of_media() -> Iterator[None]:
+def errors_of_media() -> Iterator[None]:
     """Give input errors the code of an item that cannot be read."""
     try:
         yield
@@ -310,7 +310,7 @@ def text_layer(page: PdfPage, policy: MediaPolicy, tenant: str | None = None) ->
     Raises:
         InputError: as `decode_page`.
     """
-    with _errors_of_media():
+    with errors_of_media():
         data = read(page, "image", policy)
     assert isinstance(data, PdfPage)
     if not isinstance(data.file, bytes) or not is_pdf(data.file):

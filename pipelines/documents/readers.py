@@ -159,7 +159,8 @@ class ModelReader:
         run: returns the results of tasks; None runs them in this thread.
 
     Raises:
-        InputError: the question names another model's prompt.
+        InputError: the question names another model's prompt, the model does not chat, or the engine sleeps or was closed.
+        EngineDeadError: the engine's process has ended.
     """
 
     kind: ReaderKind = "model"
@@ -175,7 +176,9 @@ class ModelReader:
         from ..ocr import OcrOptions
         from ..ocr_prompts import find_prompt
 
-        find_prompt(question, engine.ocr_prompts)  # before any page is read: it is no error of a page
+        find_prompt(question, engine.ocr_prompts)  # these are raised before any page is read: they are no errors of a page
+        engine.chat_options()
+        engine.loop.check_ready(())
         self._engine, self._options = engine, OcrOptions(question, max_tokens, cache_salt=cache_salt)
         self._run = run or self._run_all
 

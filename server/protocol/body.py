@@ -79,7 +79,7 @@ class Body(BaseModel):
                 count(1)
             elif name not in cls.ignored:
                 fixed = [field for field, (values, _) in cls.refused.items() if values]
-                advice = hint(name, [*fixed, *cls.model_fields], cls.ignored)
+                advice = hint(name, [*cls.model_fields, *fixed], cls.ignored)
                 raise InputError(
                     f"unknown field {short_repr(name, 100)}; {advice}", code="unknown_name", value=name, param=name
                 )

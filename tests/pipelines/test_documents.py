@@ -399,7 +399,9 @@ def test_the_digest_of_a_model_tells_what_changes_its_answers(tmp_path: Path) ->
 
     def digest(template: str | None = "template", max_tokens: int = 8, **options: object) -> str:
         config = EngineConfig(str(tmp_path / "model"), **options)  # type: ignore[arg-type]
-        engine = SimpleNamespace(config=config, tokenizer=SimpleNamespace(chat_template=template), ocr_prompts=())
+        loop = SimpleNamespace(check_ready=lambda handles: None)
+        parts = {"tokenizer": SimpleNamespace(chat_template=template), "loop": loop, "chat_options": lambda: ({}, {})}
+        engine = SimpleNamespace(config=config, ocr_prompts=(), **parts)
         return ModelReader(engine, "Read.", max_tokens).digest  # type: ignore[arg-type]
 
     adapter = str(tmp_path / "adapter")
@@ -471,11 +473,13 @@ def test_llm_read(tmp_path: Path) -> None:
     image = SHIPPED_MODEL.parent / "media" / "line1.png"
     answer = json.loads((image.parent / "answers.json").read_text("utf-8"))["line1.png"]["answer"]
     with LLM(SHIPPED_MODEL) as llm:
-        files = [text_pdf([["a page of text"], []]), image, tmp_path / "missing.pdf"]
+        files = [text_pdf([["a page of text"], []]), image, tmp_path / "missing.pdf", b"no picture"]
         documents = llm.read(files, use_tqdm=False)
-        assert [document.text for document in documents] == ["a page of text", answer, ""]
+        assert [document.text for document in documents] == ["a page of text", answer, "", ""]
         assert [page.way for page in documents[0].pages] == ["text_layer", "blank"]
         assert documents[2].error is not None
+        assert documents[3].error is not None
+        assert (documents[3].error.code, documents[3].pages) == ("invalid_media", ())
         assert [documents[1].source, documents[1].failed] == [str(image), []]
         written = llm.read(image, output_dir=tmp_path / "out", output_format="txt", use_tqdm=False)
         assert written == documents[1:2]
@@ -490,6 +494,22 @@ def test_llm_read(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             llm.read(image, question=next(iter(PROMPTS)))
         assert caught.value.info.param == "question"
+
+
+def test_an_engine_that_cannot_read_is_refused_before_any_page(tmp_path: Path) -> None:
+    (image,) = (SHIPPED_MODEL.parent / "media").glob("receipt1.png")
+    with LLM(SHIPPED_MODEL) as llm, LLM(SHIPPED_MODEL.parent / "tiny-asr") as speech:
+        llm.sleep()
+        for engine, code in (llm, "engine_asleep"), (speech, "unsupported"):
+            with pytest.raises(InputError) as caught:
+                engine.read(image, output_dir=tmp_path / "out", use_tqdm=False)
+            assert caught.value.info.code == code
+        llm.wake_up()
+        (document,) = llm.read(image, output_dir=tmp_path / "out", resume=True, use_tqdm=False)
+        assert not document.failed
+    with pytest.raises(InputError) as caught:
+        llm.read(image, use_tqdm=False)
+    assert caught.value.info.code == "engine_closed"
 
 
 def test_an_answer_that_cannot_be_read_is_an_error_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,7 @@ def test_events(http):
     ("data", "fields", "code", "param"),
     [
         (b"%PDF-1.7", {}, "invalid_media", None),
+        (b"no picture", {}, "invalid_media", None),
         (PDF, {"pages": "9"}, "over_limit", "pages"),
         (PDF, {"pages": "x"}, "invalid_value", "pages"),
         (PDF, {"pages": ",".join(["1"] * 4096)}, "invalid_input", "pages"),
@@ -98,7 +99,7 @@ def test_errors_show_the_beginning_of_a_long_value(http):
 
 
 def test_a_page_that_fails_is_named(http):
-    found = post(http, b"no picture", "a.png").json()
+    found = post(http, LINE.read_bytes()[:300], "a.png").json()
     assert (found["failed_pages"], found["pages"][0]["error"]["code"]) == ([1], "invalid_input")
     assert http.post("/v1/documents", data={"pages": "1"}).status_code in (400, 415)
 

@@ -221,3 +221,11 @@ def test_the_details_of_images(http):
     assert tokens({**file, "detail": "low"}) == tokens({**image, "detail": "low"}) <= expected
     refused = http.post("/v1/responses", json={"input": [{"role": "user", "content": [{**image, "detail": "huge"}]}]}).json()
     assert "give low, high, auto or original" in refused["error"]["message"], json.dumps(refused)
+
+
+def test_an_unknown_field_is_answered_with_fields_that_are_honoured():
+    with pytest.raises(ValueError, match="unknown field 'colour'") as caught:
+        ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}], "colour": 1})
+    words = str(caught.value).replace(",", " ").split()
+    assert "temperature" in words
+    assert set(words).isdisjoint(ChatBody.refused)
