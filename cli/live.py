@@ -60,7 +60,13 @@ def run(args: argparse.Namespace) -> int:
     llm = LLM(**engine_options(args))
     if blocks is None:
         rate, blocks = file_rate(llm), file(llm, args.files[0])
-    options = {"language": args.language, "task": args.task, "context": args.context, "vad": not args.no_vad}
+    options = {
+        "language": args.language,
+        "task": args.task,
+        "context": args.context,
+        "boost": args.boost,
+        "vad": not args.no_vad,
+    }
     errors: list[Exception] = []
     with llm.live_audio(rate, **options) as session, _finish_on_interrupt(session) as stopped:
         feeder = threading.Thread(target=_feed, args=(session, blocks, stopped, errors), daemon=True)

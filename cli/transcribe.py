@@ -38,7 +38,7 @@ _TIMED = ("srt", "vtt", "tsv")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_arguments(parser, "an audio file", "*")
     add_model_arguments(parser, str(SHIPPED_MODEL))
-    language_help = 'the language spoken, as "en", "en-US" or "English" (default: detected)'
+    language_help = 'the language spoken, as "en", "en-US" or "English", or "auto" to detect it in each window (default: once)'
     parser.add_argument("--language", metavar="NAME", help=language_help)
     help_text = "transcribe, or translate into English (default: transcribe)"
     parser.add_argument("--task", choices=("transcribe", "translate"), default="transcribe", help=help_text)
@@ -73,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "a speaker's name and a clip of 2 to 10 s of the voice; give one for each known speaker"
     parser.add_argument("--known-speaker", metavar="NAME=FILE", action="append", default=[], help=help_text)
     parser.add_argument("--context", metavar="TEXT", default="", help="names and words to expect")
+    help_text = "phrase that is likely to be said, such as a name, and its weight (default: 3); may be repeated"
+    parser.add_argument("--boost", metavar="PHRASE[=WEIGHT]", action="append", type=boosted_phrase, default=[], help=help_text)
     help_text = "maximum number of tokens per file (default: as many as the model takes)"
     parser.add_argument("--max-tokens", metavar="N", type=positive_int, help=help_text)
 
@@ -123,11 +125,13 @@ def run(args: argparse.Namespace) -> int:
         return live.run(args)
     from ..engine.llm import LLM
     from ..pipelines.run import as_completed
+    from ..pipelines.speech.boost import read_boost
     from ..pipelines.speech.options import check_beam_size
     from ..pipelines.speech.subtitles import WRITERS, SubtitleLayout
     from ..pipelines.transcribe import transcribe_tasks
 
     check_beam_size(args.beam_size)
+    read_boost(args.boost)
     sources = read_sources(args.files, "audio")
     args.json = args.json or args.format == "json"
     if not args.json and args.output_dir is None:  # these report each file
@@ -177,6 +181,7 @@ def speech_options(args: argparse.Namespace, on_progress: Callable[[float], None
         task=args.task,
         timestamps="word" if args.word_timestamps else "segment" if timed else "none",
         context=args.context,
+        boost=args.boost,
         sampling_params=SamplingParams(temperature=0.0, max_tokens=args.max_tokens),
         vad=not args.no_vad,
         temperature=TEMPERATURES,
@@ -190,6 +195,15 @@ def speech_options(args: argparse.Namespace, on_progress: Callable[[float], None
         known_speaker_references=[file for _, file in known],
         on_progress=on_progress,
     )
+
+
+def boosted_phrase(text: str) -> str | tuple[str, float]:
+    """Return a phrase, with its weight if the text ends with one."""
+    phrase, _, weight = text.rpartition("=")
+    try:
+        return (phrase, float(weight)) if phrase else text
+    except ValueError:
+        return text
 
 
 def json_fields(transcript: Transcript) -> dict[str, object]:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..callers.errors import InputError, short_repr
 from .logits_processors import register_logits_processor
+from .phrase_boost import BoostPhrases
 
 SUPPRESS_TOKENS, ALLOWED_TOKENS = "suppress_tokens", "allowed_tokens"
-TIMESTAMPS, NO_REPEAT_NGRAMS = "timestamps", "no_repeat_ngrams"
+TIMESTAMPS, NO_REPEAT_NGRAMS, BOOST_PHRASES = "timestamps", "no_repeat_ngrams", "boost_phrases"
 _MAX_WINDOW = 4096
 _MAX_TOKEN = 2**40
 _MAX_SUPPRESSED, _MAX_ALLOWED = 1 << 14, 1 << 20  # tokens in a list
@@ -212,5 +213,6 @@ for _name, _factory in (
     (ALLOWED_TOKENS, AllowedTokens),
     (TIMESTAMPS, TimestampRules),
     (NO_REPEAT_NGRAMS, NoRepeatNGrams),
+    (BOOST_PHRASES, BoostPhrases),
 ):
     register_logits_processor(_name, _factory)

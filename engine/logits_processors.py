@@ -24,6 +24,7 @@ class LogitsProcessor(Protocol):
 
     A class may also have a static method `batch(processors, answers, logits)`, which handles all its sequences of a step at
     once. It takes a list of processors, a list of their answers' token ids, and float32 logits `[len(processors), vocab]`.
+    With a class attribute `keeps_logprobs = True`, it runs after all other rules, and log probabilities are those before it.
     """
 
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
@@ -119,6 +120,11 @@ def make_processors(arguments_of: Mapping[str, Mapping[str, Any]]) -> list[Logit
             reason = error.info.text if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
             raise _error(f"logits processor {name!r} cannot be made from {short_repr(dict(arguments))}: {reason}") from error
     return processors
+
+
+def keeps_logprobs(processor: LogitsProcessor) -> bool:
+    """Return whether log probabilities are those before a processor, see `LogitsProcessor`."""
+    return getattr(type(processor), "keeps_logprobs", False) is True
 
 
 def _check_arguments(factory: Callable[..., LogitsProcessor], arguments: Mapping[str, Any]) -> None:

@@ -56,12 +56,10 @@ class FrameRule:
     Args:
         blank: token without text.
         step: seconds per row.
-        is_decoded: the model returns tokens with their rows and durations (`SupportsRowDecoding`).
     """
 
     blank: int
     step: float
-    is_decoded: bool = False
 
 
 @dataclass(frozen=True)

@@ -185,20 +185,30 @@ class SupportsPooling(Protocol):
         """Return embeddings of hidden states `[n, hidden]`: of tokens `[n, token_size]`, or of prompts `[n, vector_size]`."""
 
 
+LogitsRule = Callable[[Sequence[int], Tensor], None]
+"""Takes the tokens so far, and changes the logits `[..., vocab]` that follow them in place."""
+
+
 @runtime_checkable
 class SupportsRowDecoding(Protocol):
     """A model without a decoder whose tokens follow one another from the rows of a prompt (a transducer).
 
     Attributes:
         step_rows: rows of a sequence that a step decodes, at most. It bounds the time of a step.
+        decodes_always: False: only rows of requests with logits processors are decoded.
     """
 
     step_rows: int
+    decodes_always: bool
 
-    def decode_rows(self, hidden: Sequence[Tensor], before: Sequence[Any]) -> Sequence[Any]:
+    def decode_rows(self, hidden: Sequence[Tensor], before: Sequence[Any], rules: Sequence[LogitsRule | None]) -> Sequence[Any]:
         """Decode the next hidden states `[n, hidden]` of each sequence, and return the state of its decoding after them.
 
-        A result depends on its own sequence alone. `before`: the states after earlier rows, None if there are none.
+        A result depends on its own sequence alone.
+
+        Args:
+            before: the states after earlier rows, None if there are none.
+            rules: of each sequence, None if it has none. They apply to the logits of the next token, not to log probabilities.
         """
 
     def decoded(self, state: Any) -> Tensor:

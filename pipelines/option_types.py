@@ -71,6 +71,7 @@ class SpeechKeywords(TypedDict, total=False):
     sampling_params: SamplingParams | None
     prompt: str | None
     hotwords: str | None
+    boost: Sequence[str | tuple[str, float]] | None
     vad: object
     temperature: float | Sequence[float] | None
     no_speech_threshold: float | None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,14 @@ from ..mm.types import EmbeddingItem, MediaHeader
 from .files import NamedItem, named_items
 from .run import Task, error_of_task, gather
 from .speech.arguments import check_file_options, expected_words, known_language, times_for_speakers
-from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowInput, transcribe_window
+from .speech.boost import boost_arguments
+from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowInput, detect_language, transcribe_window
 from .speech.forced_alignment import CtcAligner
 from .speech.frames import FrameAligner
 from .speech.merge import TextMerger, join_texts, merge_overlap
 from .speech.options import FileOptions, SpeechOptions
 from .speech.results import Transcript, TranscriptionInfo
-from .speech.segments import Attempt, Segment, WindowResult, WindowText, Word, segments
+from .speech.segments import Attempt, Segment, WindowResult, WindowText, Word, main_language, segments
 from .speech.skipped import SegmentMerger, WindowTranscriber
 from .speech.speakers import SpeakerJob, add_speakers, join_channels, listening, speaker_job
 from .speech.vad import make_detector
@@ -46,6 +48,7 @@ __all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResul
 _log = logging.getLogger("sensorium")
 _MAX_WINDOW = 60  # seconds; many windows are in memory at a time
 _MAX_CONTEXT = 800  # characters of preceding text in a prompt
+_FOLLOWED, _FOLLOWED_SECONDS = 4, 15.0  # windows at a time, and their longest, if each has its own language
 _OVERLAP = 2.0  # seconds that two sequential windows share if they are cut inside speech
 _PAUSE = 0.3  # minimum seconds of a pause in which they share none
 _MAX_CHANNELS = 16  # of an item whose channels are speakers
@@ -95,9 +98,18 @@ def transcribe_tasks(engine: Engine, audio: object, options: FileOptions) -> lis
         options = replace(options, timestamps=times_for_speakers(engine, options))
     is_timed = options.sequential or options.times != "none"
     make = partial(make_request, engine, options.task, is_timed)
-    decoding = Decoding(make, options, _make_aligner(engine, options), options.beam_size, timestamped_request(engine, options))
+    decoding = Decoding(
+        make,
+        options,
+        aligner=_make_aligner(engine, options),
+        beam_size=options.beam_size,
+        timestamped_request=timestamped_request(engine, options),
+        boost=boost_arguments(engine, options.boosted),
+    )
     words, rate = expected_words(engine, options), engine.speech.decode_spec.rate
     limits = window_size(engine), _windows_per_file(engine, len(items))
+    if options.follows_language:
+        limits = min(limits[0], round(_FOLLOWED_SECONDS * rate)), limits[1]
     finders = _end_finder(engine, options), speaker_job(engine, options)
     job = _Job(options, decoding, known_language(engine, options), words, rate, *limits, *finders)
     return [partial(_transcribe_named, engine, i, item, job) for i, item in enumerate(items)]
@@ -303,7 +315,9 @@ async def _transcribe_item(engine: Engine, index: int, item: object, job: _Job) 
             if diarizer is not None:
                 read_blocks = listening(read_blocks, diarizer, engine, job.rate)
             reader = WindowReader(read_blocks, job.rate, job.size, detector)
-            if options.sequential:
+            if options.follows_language and not options.sequential:
+                read_windows = await _read_languages(engine, reader, job, language, texts)
+            elif options.sequential:
                 read_windows = await _read_sequentially(engine, reader, job, language, texts)
             else:
                 tasks = (partial(_transcribe_part, engine, window, job, language) for window in reader.windows())
@@ -363,6 +377,24 @@ async def _transcribe_part(
     return text
 
 
+async def _read_languages(
+    engine: Engine, reader: WindowReader, job: _Job, language: SpokenLanguage, texts: _FinalTexts
+) -> list[WindowText]:
+    """Read windows with a language each, a few at a time: their languages are detected at once and then chosen in order."""
+    read_windows, windows, before = list[WindowText](), reader.windows(), None
+    while part := list(islice(windows, min(_FOLLOWED, job.max_concurrent_windows))):
+        languages = [replace(language) for _ in part]
+        items, salt = [(window.samples, job.rate) for window in part], job.options.cache_salt
+        detections = [partial(detect_language, engine, item, own, salt) for item, own in zip(items, languages, strict=True)]
+        await gather(detections, len(part))  # a request that fails is made again for the text, and gives the error
+        for own in languages:
+            own.follow(before)
+            before = own.code or before
+        tasks = [partial(_transcribe_part, engine, window, job, own) for window, own in zip(part, languages, strict=True)]
+        read_windows += await gather(tasks, len(part), texts.add)
+    return read_windows
+
+
 async def _read_sequentially(
     engine: Engine, reader: WindowReader, job: _Job, language: SpokenLanguage, texts: _FinalTexts
 ) -> list[WindowText]:
@@ -372,11 +404,13 @@ async def _read_sequentially(
     near that end, since the end may be inside a word. If it ends before it has new text, it is read without an overlap.
     """
     read_windows: list[WindowText] = []
-    before, at, overlap, is_retry = "", 0, 0, False
+    before, at, overlap, is_retry, spoken = "", 0, 0, False, language.code
     while (window := reader.read(at - overlap, overlap)) is not None:
         is_conditioned = job.options.condition_on_previous_text
         context = join_texts([job.words, before[-_MAX_CONTEXT:]]) if is_conditioned else job.words
-        text = await _transcribe_part(engine, window, job, language, context)
+        own = replace(language, before=spoken) if job.options.follows_language else language
+        text = await _transcribe_part(engine, window, job, own, context)
+        spoken = own.code
         if text.output.error:
             return [*read_windows, text]
         complete = _complete_segments(text)
@@ -485,10 +519,11 @@ def _transcript(
         text += merged.add(window_text.result.text, window_text.result.overlap)
         parts += final.add(window_text, seconds if reader is None else _window_end(window_text, rate))
     text, parts = text + merged.finish(), parts + final.finish()
+    spoken = language.code or language.spoken or main_language([window_text.result for window_text in read_windows])
     spans = None if reader is None or options.vad is False else tuple((a / rate, b / rate) for a, b in reader.spans)
     return Transcript(
         text,
-        language.code or language.spoken,
+        spoken,
         tuple(parts) if options.times != "none" else None,
         None,
         last,
@@ -504,10 +539,11 @@ def place_segment(part: Segment, text: WindowText, rate: int) -> Segment:
     """Return a segment of a window with its times in the file or stream."""
     window, silence = text.window, text.result.no_speech_prob
     if window is None:
-        return replace(part, no_speech_prob=silence)
+        return replace(part, no_speech_prob=silence, language=text.result.language)
     begin, end = window.start / rate, window.end / rate
     words = part.words and tuple(replace(w, start=min(begin + w.start, end), end=min(begin + w.end, end)) for w in part.words)
     closes = None if part.end is None else round(min(begin + part.end, end), 3)
     seek = round(100 * begin)
     start = round(min(begin + part.start, end), 3)
-    return replace(part, start=start, end=closes, seek=seek, no_speech_prob=silence, words=words)
+    part = replace(part, start=start, end=closes, seek=seek, words=words)
+    return replace(part, no_speech_prob=silence, language=text.result.language)

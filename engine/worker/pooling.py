@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.interface import Model, SupportsClassification, SupportsPooling, SupportsRowDecoding
-from ..logits_processors import apply_processors
+from ...models.interface import LogitsRule, Model, SupportsClassification, SupportsPooling, SupportsRowDecoding
+from ..logits_processors import apply_processors, keeps_logprobs
 from ..pooling_requests import (
     LayerStates,
     LikelyTokens,
@@ -47,18 +48,30 @@ def as_result(tensor: Tensor) -> Tensor:
 def keep_rows(parts: Sequence[tuple[SequenceState, Tensor, int]], model: Model) -> None:
     """Keep what poolings over all tokens need of a step. `parts`: sequences, their hidden states, and their first tokens."""
     if isinstance(model, SupportsRowDecoding):
-        decoded = [part for part in parts if _decodes(part[0])]
+        decoded = [part for part in parts if _decodes(part[0], model)]
         before = [None if start == 0 else sequence.decodings[start] for sequence, _, start in decoded]
-        after = model.decode_rows([hidden for _, hidden, _ in decoded], before) if decoded else ()
+        rules = [_logits_rule(sequence) for sequence, _, _ in decoded]
+        after = model.decode_rows([hidden for _, hidden, _ in decoded], before, rules) if decoded else ()
         for (sequence, hidden, start), old, new in zip(decoded, before, after, strict=True):
             sequence.decodings = {start: old, start + len(hidden): new}
-        parts = [part for part in parts if not _decodes(part[0])]
+        parts = [part for part in parts if not _decodes(part[0], model)]
     for sequence, hidden, start in parts:
         _keep(sequence, hidden, start, model)
 
 
-def _decodes(sequence: SequenceState) -> bool:
-    return isinstance(sequence.message.pooling, PooledTokens)
+def _decodes(sequence: SequenceState, model: SupportsRowDecoding) -> bool:
+    wanted = model.decodes_always or bool(sequence.sampling.params.processors)
+    return wanted and isinstance(sequence.message.pooling, PooledTokens)
+
+
+def _logits_rule(sequence: SequenceState) -> LogitsRule | None:
+    processors = sequence.sampling.processors
+
+    def change(tokens: Sequence[int], logits: Tensor) -> None:
+        for processor in processors:
+            processor(tokens, logits)
+
+    return change if processors else None
 
 
 def _keep(sequence: SequenceState, hidden: Tensor, start: int, model: Model) -> None:
@@ -129,7 +142,7 @@ def kept_rows(sequence: SequenceState, last: Tensor, model: Model) -> Tensor:
     pooling = sequence.message.pooling
     if not keeps_rows(pooling):
         return last
-    if isinstance(model, SupportsRowDecoding) and _decodes(sequence):
+    if isinstance(model, SupportsRowDecoding) and _decodes(sequence, model):
         return model.decoded(sequence.decodings[sequence.prompt_length])
     if isinstance(pooling, PooledPrompt):
         tokens, states = _pooled_range(sequence, pooling, model), sequence.pooled_rows[sequence.prompt_length]
@@ -143,14 +156,18 @@ def likely_tokens(hidden: Tensor, sequences: Sequence[SequenceState], model: Mod
     """Return `PoolingParams.candidates` for each of the last rows `[n, hidden]`, on the CPU, or why its processors failed."""
     scores = model.compute_logits(hidden).float().log_softmax(-1)
     answers = [_answer(sequence) for sequence in sequences]
-    errors = apply_processors([sequence.sampling.processors for sequence in sequences], answers, scores)
+    processors = [sequence.sampling.processors for sequence in sequences]
+    errors = apply_processors([[p for p in row if not keeps_logprobs(p)] for row in processors], answers, scores)
+    normal = scores.logsumexp(-1).clamp(min=torch.finfo(torch.float32).min)
+    logprobs = scores.clone() if any(map(keeps_logprobs, chain(*processors))) else scores
+    errors |= apply_processors([[p for p in row if keeps_logprobs(p)] for row in processors], answers, scores)
     results = list[Tensor | Exception]()
     for i, sequence in enumerate(sequences):
         assert isinstance(sequence.message.pooling, LikelyTokens)
         best = scores[i].topk(min(sequence.message.pooling.count, scores.shape[1]))
         least = torch.finfo(torch.float32).min  # instead of -inf, since results must be finite
-        values = best.values.clamp(min=least)
-        numbers = torch.stack((best.indices.float(), values - scores[i].logsumexp(-1).clamp(min=least), values))
+        likely = logprobs[i, best.indices].clamp(min=least) - normal[i]
+        numbers = torch.stack((best.indices.float(), likely, best.values.clamp(min=least)))
         results.append(errors.get(i, as_result(numbers)))
     return results
 

@@ -1,7 +1,8 @@
 """The sampler: draws tokens from the logits of a batch.
 
-Rules apply in this order: logits processors of the caller, the grammar, bad words and min_tokens, logit_bias, penalties; then
-temperature, min_p, top_k, top_p and the random number (`kernels.sampling`). Log probabilities are those of the raw logits.
+Rules apply in this order: logits processors of the caller, the grammar, bad words and min_tokens, logit_bias, penalties,
+processors that keep log probabilities; then temperature, min_p, top_k, top_p and the random number (`kernels.sampling`). Log
+probabilities are those of the raw logits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from ...callers.errors import ErrorInfo, InputError
 from ...kernels import sampling as kernels
 from ...kernels.streams import copy_to_host
-from ..logits_processors import apply_processors
+from ..logits_processors import apply_processors, keeps_logprobs
 from ..seeds import splitmix64
 from ..types import Logprob
 from .sampling_state import SamplingState
@@ -158,6 +159,7 @@ def sample_async(
     processed = [i for i in num_logprobs if i in changed and states[i].params.logprobs_mode == "processed_logprobs"]
     if processed:
         raw[processed] = logits[processed] if allowed is None else _without(logits[processed], allowed[processed])
+    errors |= _apply_logits_processors(logits, states, [i for i in changed if i not in errors], keeping=True)
     rules = to_device(np.array([_sampling_rules(state, ahead) for state in states]))
     tokens, wrong = kernels.sample(logits, rules, allowed)
     numbers = [tokens, torch.where(finite, wrong, _RAW_NOT_FINITE)]
@@ -202,7 +204,7 @@ def _change_logits(
 
     Returns the errors of rows that failed, and which tokens grammars allow, for `kernels.sampling.sample`.
     """
-    errors = _apply_logits_processors(logits, states, changed)
+    errors = _apply_logits_processors(logits, states, changed, keeping=False)
     allowed = _grammar_mask(logits, states, [i for i in changed if i not in errors], errors)
     changed = [i for i in changed if i not in errors]
     apply_constraints(logits, states, changed)
@@ -210,17 +212,22 @@ def _change_logits(
     return errors, allowed
 
 
-def _apply_logits_processors(logits: Tensor, states: Sequence[SamplingState], changed: Sequence[int]) -> dict[int, Exception]:
-    """Run the callers' logits processors in place, and return the errors of rows where one failed."""
+def _apply_logits_processors(
+    logits: Tensor, states: Sequence[SamplingState], changed: Sequence[int], keeping: bool
+) -> dict[int, Exception]:
+    """Run logits processors in place: those that keep log probabilities, or all others. Return the errors of rows."""
     errors: dict[int, Exception] = {}
     rows, processors = [], []
     for i in changed:
         if states[i].params.processors:
             try:
-                processors.append(states[i].processors)
-                rows.append(i)
+                chosen = [processor for processor in states[i].processors if keeps_logprobs(processor) == keeping]
             except InputError as error:
                 errors[i] = error
+                continue
+            if chosen:
+                processors.append(chosen)
+                rows.append(i)
     if rows:
         part = logits[rows]
         failed = apply_processors(processors, [states[i].output_token_ids for i in rows], part)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...callers.errors import ConfigError, short_repr
 from ...checkpoints.config import check_activation, positive_int
 from ...kernels.activation import activation
+from ..interface import LogitsRule
 from ..layers.basic import EmbeddingTable
 from ..layers.builder import Builder
 from ..layers.linear import LmHead
@@ -108,8 +109,8 @@ class TransducerState:
 class _ItemDecoder:
     """A decoding that goes on. `row`: the next one among `rows [n, width]`, the rows that are given now."""
 
-    def __init__(self, spec: TransducerSpec, rows: Tensor, before: TransducerState) -> None:
-        self.spec, self.rows, self.before = spec, rows, before
+    def __init__(self, spec: TransducerSpec, rows: Tensor, before: TransducerState, rule: LogitsRule | None) -> None:
+        self.spec, self.rows, self.before, self.rule = spec, rows, before, rule
         self.row, self.symbols, self.found = before.row - before.given, before.symbols, list(before.tokens)
 
     def read(self, tokens: Sequence[int], steps: Sequence[int], logprobs: Sequence[float]) -> int | None:
@@ -129,6 +130,13 @@ class _ItemDecoder:
         if steps[at] or self.symbols == spec.symbols:
             self.row, self.symbols = self.row + max(steps[at], 1), 0
         return tokens[at]
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Return the likeliest tokens `[n, 1]` of the next rows, whose logits are `[n, vocab]`, under the request's rule."""
+        if self.rule is not None:
+            logits = logits.clone()
+            self.rule([token for token, *_ in self.found], logits)
+        return logits.argmax(1, keepdim=True)
 
     def after(self, vectors: Tensor) -> TransducerState:
         frames = self.before.given
@@ -150,29 +158,35 @@ class Transducer(nn.Module):
         self.decoder_projector = build.linear(["decoder_projector"], width, [width], True)
         self.head = LmHead(width, spec.vocab + len(spec.durations), None, dtype, device, bias=True)
 
-    def decode(self, rows: Sequence[Tensor], before: Sequence[TransducerState | None]) -> list[TransducerState]:
+    def decode(
+        self, rows: Sequence[Tensor], before: Sequence[TransducerState | None], rules: Sequence[LogitsRule | None]
+    ) -> list[TransducerState]:
         """Decode the next rows of each item; the items are decoded together.
 
         Args:
             rows: projected encoder rows `[n, width]` of each item. before: of its earlier rows, None if there are none.
+            rules: see `SupportsRowDecoding.decode_rows`.
         """
         states = list[TransducerState]()
         for first in range(0, len(rows), JOINED):
             part = slice(first, first + JOINED)
-            states += self._decode_together(rows[part], [state or self._begin() for state in before[part]])
+            given = [state or self._begin() for state in before[part]]
+            states += self._decode_together(rows[part], given, rules[part])
         return states
 
     def _begin(self) -> TransducerState:
         nothing = torch.zeros(1, 2 * self.spec.layers + 1, self.spec.width, dtype=self.dtype)
         return TransducerState(self._predict([self.spec.blank], nothing.to(self.embedding.weight.device))[0])
 
-    def _decode_together(self, rows: Sequence[Tensor], before: Sequence[TransducerState]) -> list[TransducerState]:
-        items = [_ItemDecoder(self.spec, item_rows, state) for item_rows, state in zip(rows, before, strict=True)]
+    def _decode_together(
+        self, rows: Sequence[Tensor], before: Sequence[TransducerState], rules: Sequence[LogitsRule | None]
+    ) -> list[TransducerState]:
+        items = [_ItemDecoder(self.spec, *item) for item in zip(rows, before, rules, strict=True)]
         vectors = torch.stack([state.vectors for state in before])
         while active := [number for number, item in enumerate(items) if item.row < len(item.rows)]:
             ahead = min(AHEAD, JOINED // len(active))
             parts = [items[number].rows[items[number].row :][:ahead] for number in active]
-            joined = self._join(parts, vectors[active, -1])
+            joined = self._join(parts, vectors[active, -1], [items[number] for number in active])
             read = [items[number].read(*part) for number, part in zip(active, joined, strict=True)]
             spoken = {number: token for number, token in zip(active, read, strict=True) if token is not None}
             if spoken:
@@ -192,14 +206,14 @@ class Transducer(nn.Module):
         return torch.stack((*after, self.decoder_projector(x)), 1)
 
     def _join(
-        self, parts: Sequence[Tensor], predicted: Tensor
+        self, parts: Sequence[Tensor], predicted: Tensor, items: Sequence[_ItemDecoder]
     ) -> Iterator[tuple[Sequence[int], Sequence[int], Sequence[float]]]:
         """Yield for each item its rows' likeliest tokens, their durations (RNN-T: 0) and their log probabilities."""
         lengths = list(map(len, parts))
         behind = predicted.repeat_interleave(torch.tensor(lengths, device=predicted.device), 0)
         joint = activation(self.spec.act, torch.cat(list(parts)).add_(behind))
         logits, durations = self.head(joint).split((self.spec.vocab, len(self.spec.durations)), 1)
-        tokens = logits.argmax(1, keepdim=True)
+        tokens = torch.cat([item.choose(part) for item, part in zip(items, logits.split(lengths), strict=True)])
         choices = durations.argmax(1, keepdim=True) if self.spec.durations else torch.zeros_like(tokens)
         logprobs = logits.log_softmax(1).gather(1, tokens)
         best = torch.cat((tokens.float(), choices.float(), logprobs), 1).tolist()  # one copy from the device

@@ -101,7 +101,7 @@ def known_language(engine: Engine, options: SpeechOptions) -> str | None:
     """Return the language's code, or None to detect it. Raise an error if the model cannot detect it, or needs it."""
     speech = engine.speech
     assert speech is not None
-    if options.language is None:
+    if options.language is None or options.follows_language:
         speech.language_detection_request()
         speech.transcription_request(None, options.task, False, "")
         return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from math import exp, inf
 from typing import TYPE_CHECKING, Any
 
-from ...engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
+from ...engine.builtin_logits_processors import ALLOWED_TOKENS, BOOST_PHRASES, SUPPRESS_TOKENS, TIMESTAMPS
 from ...engine.frontend.processed_prompt import ProcessedPrompt
 from ...engine.frontend.request import RequestInput
 from ...engine.frontend.request_handle import RequestHandle
@@ -21,6 +21,7 @@ from ..doubt import compression_ratio, with_logprobs
 from ..pooling import pooling_request
 from ..run import answer
 from .beams import search_beams
+from .boost import boosted_output, max_tokens
 from .frames import read_frames
 from .merge import split_words, word_key
 from .options import GREEDY, SpeechOptions
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 FATAL = frozenset({"engine_asleep", "engine_closed", "engine_dead"})  # error codes that end a live stream or a file
 _MAX_EXCESS_SECONDS = 1.0  # by which the text of a window, said fast, may exceed the window's speech
+_SWITCH = 0.5  # by which another language must be more probable than that of the window before
 _SAME = 0.9  # least share of equal words of two answers that say the same
 _ONE_TOKEN = replace(GREEDY, max_tokens=1)
 
@@ -46,6 +48,7 @@ class Decoding:
         aligner: adds the times of words to a window's segments; None: they are not requested.
         beam_size: beams at temperature 0.
         timestamped_request: as `make_request`, with timestamps: tried once if the first answer repeats itself. None: not tried.
+        boost: arguments of `BoostPhrases`; None: no phrases are expected.
     """
 
     make_request: Callable[[str | None, str], SpeechRequest]
@@ -53,6 +56,7 @@ class Decoding:
     aligner: Aligner | None = None
     beam_size: int = 1
     timestamped_request: Callable[[str | None, str], SpeechRequest] | None = None
+    boost: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class SpokenLanguage:
         probability: of the code; 1 if it was given, None if the model only names it.
         all_probabilities: code and probability of each language, the most probable first; None if it was not detected.
         spoken: the language that the first window's answer names. It is in no prompt, because windows run in any order.
+        before: the language of the window before this one, if each has its own. It stays unless another is clearly likelier.
     """
 
     code: str | None
@@ -95,12 +100,21 @@ class SpokenLanguage:
     sample: Any = None  # the window in which it is detected
     spoken: str | None = None
     spoken_from: float = inf  # seconds; start of the window whose answer names `spoken`
+    before: str | None = None
 
     def set_probabilities(self, codes: Sequence[str], probabilities: Sequence[float]) -> None:
         """Choose the most probable language."""
         ordered = sorted(zip(codes, probabilities, strict=True), key=lambda pair: -pair[1])
         self.all_probabilities, self.sample = tuple(ordered), None
-        self.code, self.probability = ordered[0]
+        self.follow(self.before)
+
+    def follow(self, before: str | None) -> None:
+        """Choose the most probable language, or `before`, that of the window before, if another is not clearly likelier."""
+        if not self.all_probabilities:
+            return
+        best, likely = self.all_probabilities[0], dict(self.all_probabilities)
+        stays = before in likely and best[1] - likely[before] < _SWITCH
+        self.code, self.probability = (before, likely[before]) if before is not None and stays else best
 
 
 @dataclass(frozen=True)
@@ -125,15 +139,9 @@ async def transcribe_window(engine: Engine, part: WindowInput, decoding: Decodin
     rate, salt = engine.speech.decode_spec.rate, decoding.options.cache_salt
     overlap = 0.0 if part.window is None else part.window.overlap / rate
     empty = WindowResult(*part.times(rate), "", (), 0, overlap=overlap)
-    detection = engine.speech.language_detection_request() if language.code is None else None
-    if detection is not None:
-        language.sample = part.item if language.sample is None else language.sample
-        codes = {engine.tokenizer.token_to_id(token): code for token, code in detection.allowed_tokens.items()}
-        prompt = {"prompt": detection.prompt, "multi_modal_data": {"audio": [language.sample]}, "cache_salt": salt}
-        output = await answer(pooling_request(engine, prompt, PoolingParams(tuple(filter(None, codes))), {}))
-        if output.error or output.pooled is None:
-            return WindowText(empty, None, output)
-        language.set_probabilities(list(codes.values()), output.pooled.softmax(0).tolist())
+    failed = await detect_language(engine, part.item, language, salt)
+    if failed is not None:
+        return WindowText(empty, None, failed)
     no_speech, silence = None, engine.speech.no_speech_request()
     if silence is not None and decoding.options.no_speech_threshold is not None:
         output = await answer(_request(engine, part.item, silence, _ONE_TOKEN, salt))
@@ -151,6 +159,27 @@ async def transcribe_window(engine: Engine, part: WindowInput, decoding: Decodin
     if decoding.aligner is None or not text.result.text:
         return text
     return await decoding.aligner(engine, part.item, text, answers[best].request, language.code or language.spoken, rate)
+
+
+async def detect_language(
+    engine: Engine, item: object, language: SpokenLanguage, cache_salt: str | None
+) -> RequestOutput | None:
+    """Detect the language in an item, or in the sample of another window that is detected now, if it is not known.
+
+    Return the output of a request that failed, else None. A model that names the language itself needs no request.
+    """
+    assert engine.speech is not None
+    detection = engine.speech.language_detection_request() if language.code is None else None
+    if detection is None:
+        return None
+    language.sample = item if language.sample is None else language.sample
+    codes = {engine.tokenizer.token_to_id(token): code for token, code in detection.allowed_tokens.items()}
+    prompt = {"prompt": detection.prompt, "multi_modal_data": {"audio": [language.sample]}, "cache_salt": cache_salt}
+    output = await answer(pooling_request(engine, prompt, PoolingParams(tuple(filter(None, codes))), {}))
+    if output.error or output.pooled is None:
+        return output
+    language.set_probabilities(list(codes.values()), output.pooled.softmax(0).tolist())
+    return None
 
 
 async def _answers(
@@ -173,15 +202,16 @@ async def _answers(
         if temperature and params.seed is None:  # a seed that does not depend on the batch
             params = replace(params, seed=round(part.times(rate)[0] * 1000) + 1)
         if frames is not None:
-            output = await read_frames(engine, item, request, frames, options.cache_salt)
+            output = await read_frames(engine, item, request, frames, options.cache_salt, decoding.boost)
         elif decoding.beam_size > 1 and not temperature:
             prompt = _beam_prompt(engine, item, request, options.cache_salt)
-            output = await search_beams(engine, prompt, _with_processors(engine, params, request), decoding.beam_size)
+            ruled = _with_processors(engine, params, request, decoding.boost)
+            output = await search_beams(engine, prompt, ruled, decoding.beam_size)
         else:
             start = part.answer_start if not answers or request.times is None else None
             if params.draft_text is None:
                 params = replace(params, draft_text=_expected(part.hypothesis, answers, start))
-            output = _joined(start, await answer(_request(engine, item, request, params, options.cache_salt, start)))
+            output = await _sampled(engine, item, request, params, decoding, start)
         if output.error:
             return output
         answers.append(_judge(engine, output, request, temperature, options, seconds))
@@ -196,6 +226,27 @@ async def _answers(
         ):
             plan.insert(0, (temperature, decoding.timestamped_request(language, part.context)))
     return answers
+
+
+async def _sampled(
+    engine: Engine,
+    item: object,
+    request: SpeechRequest,
+    params: SamplingParams,
+    decoding: Decoding,
+    start: CompletionOutput | None,
+) -> RequestOutput:
+    """Return an answer about an item, `start` included, in which expected phrases are written where that is likely."""
+    salt, boost = decoding.options.cache_salt, decoding.boost
+    if boost is not None and start is not None:
+        boost = {**boost, "before": start.token_ids}
+
+    async def boosted(arguments: Mapping[str, Any], drafted: Sequence[int]) -> RequestOutput:
+        drafts = replace(params, draft_text=list(drafted) or None, max_tokens=max_tokens(params, drafted))
+        return await answer(_request(engine, item, request, drafts, salt, start, arguments))
+
+    plain = await answer(_request(engine, item, request, params, salt, start))
+    return _joined(start, await boosted_output(plain, boost, boosted))
 
 
 def _expected(hypothesis: Sequence[int], answers: Sequence[_Answer], start: CompletionOutput | None) -> Sequence[int] | None:
@@ -270,6 +321,7 @@ def _with_text(
     text, spoken = engine.speech.parse_transcript(decode(_text_tokens(answer, chosen.request), False), language.code)
     if spoken and result.start < language.spoken_from:
         language.spoken, language.spoken_from = spoken, result.start
+    named = spoken or language.code or language.spoken
     text_segments: tuple[Segment, ...] | None = None
     tokens = answer_tokens(answer)
     logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs or (), tokens, strict=False)]
@@ -285,6 +337,7 @@ def _with_text(
         num_prompt_tokens=len(chosen.output.prompt_token_ids),
         token_logprobs=() if result.skipped else tuple(rated),
         finish_reason=answer.finish_reason,
+        language=named,
     )
     return WindowText(finished, text_segments, chosen.output, window)
 
@@ -349,6 +402,7 @@ def _request(
     params: SamplingParams,
     cache_salt: str | None,
     start: CompletionOutput | None = None,
+    boost: Mapping[str, Any] | None = None,
 ) -> RequestHandle:
     """Return the request for an answer about an item, a list of parts of one, or the encoder input of an open window."""
     items = item if isinstance(item, list) else [item]
@@ -360,7 +414,7 @@ def _request(
         request = replace(request, suppressed_first=())
         if params.max_tokens is not None:
             params = replace(params, max_tokens=max(1, params.max_tokens - len(start.token_ids)))
-    params = _with_processors(engine, params, request)
+    params = _with_processors(engine, params, request, boost)
     if isinstance(item, MultiModalFeature):
         made = ProcessedPrompt(None, tuple(_token_ids(engine, request, start)), cross=(item,), salt=cache_salt or "")
         return RequestHandle(RequestInput(lambda: made, params))
@@ -368,8 +422,10 @@ def _request(
     return engine.request({**prompt, "multi_modal_data": {"audio": items}, "cache_salt": cache_salt}, params)
 
 
-def _with_processors(engine: Engine, params: SamplingParams, request: SpeechRequest) -> SamplingParams:
-    """Return the parameters with the logits processors that this family's answers need.
+def _with_processors(
+    engine: Engine, params: SamplingParams, request: SpeechRequest, boost: Mapping[str, Any] | None
+) -> SamplingParams:
+    """Return the parameters with the logits processors that this family's answers need, and that of expected phrases.
 
     As in Whisper's own code, log probabilities are those among the tokens that these rules allow: the thresholds are for them.
     Only `allowed_tokens` are asked how probable they are among all tokens.
@@ -384,4 +440,6 @@ def _with_processors(engine: Engine, params: SamplingParams, request: SpeechRequ
     if request.times is not None:
         times = request.times
         processors[TIMESTAMPS] = {"first": times.first, "none": times.none, "end": times.end, "latest": times.latest}
+    if boost is not None:  # last: phrases neither allow a token nor end a timestamp's turn
+        processors[BOOST_PHRASES] = boost
     return replace(with_logprobs(params), logits_processors=processors, logprobs_mode=mode)

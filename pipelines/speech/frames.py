@@ -5,7 +5,7 @@ With CTC, each encoder row names a token, and runs of equal tokens are one. A tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import exp
@@ -14,16 +14,22 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ...engine.builtin_logits_processors import BOOST_PHRASES
 from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.pooling_params import PoolingParams
+from ...engine.sampling_params import SamplingParams
 from ...mm.speech import FrameRule, SpeechRequest
 from ..pooling import pooling_request
 from ..run import answer
+from .boost import Boosted, boosted_output
 from .segments import Segment, WindowText, Word
 from .words import merge_punctuation, split_tokens
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
+
+
+_DECODED = 4  # columns
 
 
 @dataclass(frozen=True)
@@ -39,9 +45,9 @@ class FrameToken:
 def frame_tokens(rows: Tensor, rule: FrameRule) -> Iterator[FrameToken]:
     """Yield the tokens of float32 `[rows, 2]`: in each row the likeliest token and its log probability.
 
-    If `rule.is_decoded`, `rows` are `[tokens, 4]`: token, row, duration in rows, log probability.
+    Rows that the model has decoded are `[tokens, 4]`: token, row, duration in rows, log probability.
     """
-    if rule.is_decoded:
+    if rows.shape[1] == _DECODED:
         for token, first, duration, logprob in rows.tolist():
             if int(token) != rule.blank:
                 yield FrameToken(int(token), int(first), int(first + duration), logprob)
@@ -55,18 +61,23 @@ def frame_tokens(rows: Tensor, rule: FrameRule) -> Iterator[FrameToken]:
 
 
 async def read_frames(
-    engine: Engine, item: object, request: SpeechRequest, rule: FrameRule, cache_salt: str | None
+    engine: Engine, item: object, request: SpeechRequest, rule: FrameRule, cache_salt: str | None, boost: Boosted = None
 ) -> RequestOutput:
     """Return the output of a window with its tokens as the answer. `pooled` holds the rows."""
     prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}
-    output = await answer(pooling_request(engine, prompt, PoolingParams(pooling="tokens"), {}))
-    if output.error or output.pooled is None:
-        return output
-    emitted = list(frame_tokens(output.pooled, rule))
-    tokens, total = [entry.token for entry in emitted], sum(entry.logprob for entry in emitted)
-    # with a stop reason, since the last token is not an end token
-    completion = CompletionOutput(0, "", tokens, cumulative_logprob=total, finish_reason="stop", stop_reason=rule.blank)
-    return replace(output, outputs=[completion])
+
+    async def read(arguments: Boosted, drafted: Sequence[int]) -> RequestOutput:
+        params = SamplingParams(max_tokens=1, logits_processors={} if arguments is None else {BOOST_PHRASES: arguments})
+        output = await answer(pooling_request(engine, prompt, PoolingParams(pooling="tokens"), {}, params))
+        if output.error or output.pooled is None:
+            return output
+        emitted = list(frame_tokens(output.pooled, rule))
+        tokens, total = [entry.token for entry in emitted], sum(entry.logprob for entry in emitted)
+        # with a stop reason, since the last token is not an end token
+        completion = CompletionOutput(0, "", tokens, cumulative_logprob=total, finish_reason="stop", stop_reason=rule.blank)
+        return replace(output, outputs=[completion])
+
+    return await boosted_output(await read(None, ()), boost, read)
 
 
 class FrameAligner:

@@ -17,6 +17,7 @@ from ..transcribe import make_request, place_segment, timestamped_request, windo
 from ..validation import check_number
 from .agreement import OpenText, fit_segments
 from .arguments import check_options, expected_words, known_language
+from .boost import boost_arguments
 from .decode import FATAL, Decoding, SpokenLanguage, WindowInput, answer_start, transcribe_window
 from .live_input import STEP_SECONDS, LiveInput
 from .live_windows import Cut, LiveWindows
@@ -62,9 +63,11 @@ class LiveTranscriber(LiveInput):
         super().__init__(engine, rate, options)
         self._options, self._language, self._words = options, known_language(engine, options), expected_words(engine, options)
         untimed, timed = (partial(make_request, engine, options.task, is_timed) for is_timed in (False, True))
-        self._decoding = Decoding(untimed, options, timestamped_request=timestamped_request(engine, options))
+        boost = boost_arguments(engine, options.boosted)
+        later = timestamped_request(engine, options)
+        self._decoding = Decoding(untimed, options, timestamped_request=later, boost=boost)
         self._segment_decoding = replace(self._decoding, make_request=timed)
-        self._partial_decoding = Decoding(untimed, replace(options, temperature=0.0, no_speech_threshold=None))
+        self._partial_decoding = Decoding(untimed, replace(options, temperature=0.0, no_speech_threshold=None), boost=boost)
         self._chunk, self._pause = round((options.min_chunk or _MIN_CHUNK) * rate), round(options.pause * rate)
         self._windows = LiveWindows(rate, size, self._pause, options.vad)
         self._text, self._before, self._is_speaking, self._speech_end = OpenText(), "", False, 0
@@ -179,8 +182,12 @@ class LiveTranscriber(LiveInput):
     async def _transcribe(
         self, start: int, end: int, decoding: Decoding, answer_begin: CompletionOutput | None = None
     ) -> tuple[WindowText, SpokenLanguage]:
-        """Transcribe samples of the open window. A detected language holds for the stream when its first text is final."""
-        language = SpokenLanguage(self._language)
+        """Transcribe samples of the open window. A detected language holds for the stream when its first text is final.
+
+        If the language is followed, it holds for the next window unless another one is clearly likelier.
+        """
+        follows = self._options.follows_language
+        language = SpokenLanguage(None if follows else self._language, before=self._language if follows else None)
         samples = self._windows.samples(start, end)
         window = Window(start, end, samples, end, self._overlap)
         is_conditioned = self._options.condition_on_previous_text

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...callers.errors import ConfigError, InputError
+from ...engine.builtin_logits_processors import BOOST_PHRASES
 from ...engine.config import MAX_STREAM_ROWS
 from ...engine.frontend.arguments import unknown_argument
 from ...engine.frontend.processed_prompt import ProcessedPrompt
@@ -21,6 +22,7 @@ from ...mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
 from ..run import Task, answer, append
 from ..validation import check_number
 from .arguments import check_model, check_options, expected_words, known_language
+from .boost import boost_arguments
 from .decode import FATAL
 from .live_input import STEP_SECONDS, LiveInput
 from .live_windows import LiveWindows
@@ -67,6 +69,8 @@ class NativeTranscriber(LiveInput):
         check_number("max_window", max_window, 0.5, 3600.0)
         known_language(engine, options)
         expected_words(engine, options)
+        if (boost := boost_arguments(engine, options.boosted)) is not None:
+            self._params = replace(self._params, logits_processors={**self._params.processors, BOOST_PHRASES: boost})
         least = 8 * (rule.before + rule.max_rows * self._row)
         if options.max_buffer_bytes < least:
             reason = f"<<param=>>{options.max_buffer_bytes} must be {least:,} or more: two chunks"

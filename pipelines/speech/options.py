@@ -16,11 +16,13 @@ from ...callers.errors import InputError, hint, short_repr
 from ...engine.sampling_params import SamplingParams
 from ...mm.media.policy import AudioSelection
 from ..validation import check_number, check_type, is_number
+from .boost import read_boost
 from .segments import Segment, WindowResult
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 NO_SPEECH = 0.6  # default of no_speech_threshold
+AUTO = "auto"  # a language
 _MAX_BEAMS = 32
 MAX_SPEAKERS = 64
 Times = Literal["none", "segment", "word"]
@@ -33,9 +35,11 @@ class SpeechOptions:
     """Options that files and live streams share.
 
     Args:
-        language: the language spoken in all items: a code, a tag ("en-US") or an English name; None detects it.
+        language: the language spoken in all items: a code, a tag ("en-US") or an English name; None detects it once per item,
+            "auto" in each window.
         task: "transcribe", or "translate" into English if the model can.
         timestamps: "segment" (or True): also when each segment was spoken; "word": also each word; "none" (or False).
+        boost: phrases whose tokens get a higher score, or pairs of a phrase and its weight (see `speech.boost`).
         context, prompt, hotwords: names and words to expect, or the preceding text; control tokens in them are removed.
         sampling_params: None for greedy sampling.
         vad: transcribe only speech, found by energy (True), "silero" or a function (see `pipelines.speech.vad`). False: all.
@@ -57,6 +61,7 @@ class SpeechOptions:
     context: str = ""
     prompt: str = ""
     hotwords: str = ""
+    boost: Sequence[str | tuple[str, float]] = ()
     sampling_params: SamplingParams | None = None
     vad: object = True
     temperature: float | Sequence[float] | None = None
@@ -71,6 +76,7 @@ class SpeechOptions:
         check_type("condition_on_previous_text", self.condition_on_previous_text, bool)
         for name in ("hotwords", "context", "prompt"):
             check_type(name, getattr(self, name), str)
+        read_boost(self.boost)
         check_type("sampling_params", self.sampling_params, SamplingParams, type(None))
         if self.sampling_params is not None and self.sampling_params.n != 1:
             n = self.sampling_params.n
@@ -104,6 +110,16 @@ class SpeechOptions:
         if self.temperature is None:
             return TEMPERATURES if self.sampling_params is None else (self.sampling_params.temperature,)
         return tuple(self.temperature) if isinstance(self.temperature, list | tuple) else (self.temperature,)  # type: ignore[return-value]
+
+    @property
+    def follows_language(self) -> bool:
+        """True if the language is detected in each window."""
+        return isinstance(self.language, str) and self.language.strip().lower() == AUTO
+
+    @property
+    def boosted(self) -> tuple[tuple[str, float], ...]:
+        """The phrases of `boost` with their weights."""
+        return read_boost(self.boost)
 
     @property
     def words(self) -> str:

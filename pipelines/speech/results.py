@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -35,13 +35,22 @@ class TranscriptionInfo:
     all_language_probs: tuple[tuple[str, float], ...] | None = None
 
 
+@dataclass(frozen=True)
+class LanguageSpan:
+    """A stretch of audio in one language. `start`, `end`: seconds. `language`: its code."""
+
+    start: float
+    end: float
+    language: str
+
+
 @dataclass(frozen=True, repr=False)
 class Transcript(TextResult):
     """The text of one audio item. `doubt` says why it is probably wrong (noise, for example); its thresholds are Whisper's.
 
     Args:
         text: the text before the fault if there is an error, else the whole text.
-        language: the language code, or None if it is not known.
+        language: the language code, or None if it is not known; with `language="auto"`, that of the most seconds.
         segments: in order, or None if timestamps were not requested.
         error: why there is no text, or only the text up to a fault in the audio; or None.
         output: the request's output, with tokens and timings; with several windows, the output of the last one.
@@ -117,6 +126,19 @@ class Transcript(TextResult):
         facts = self.language, self.duration, self.source
         return SpeechTimeline(ended, self.text, is_timed, self.turns, self.skipped_spans, *facts)
 
+    @property
+    def languages(self) -> tuple[LanguageSpan, ...]:
+        """The languages spoken, in order. Only `language="auto"` finds more than one."""
+        spans = list[LanguageSpan]()
+        for window in self.windows:
+            if not window.text or window.language is None:
+                continue
+            if spans and spans[-1].language == window.language:
+                spans[-1] = replace(spans[-1], end=window.end)
+            else:
+                spans.append(LanguageSpan(window.start, window.end, window.language))
+        return tuple(spans)
+
     def to_srt(self, max_line_width: int = LINE_LENGTH, max_line_count: int | None = None) -> str:
         """Return the transcript as SRT subtitles. It needs timestamps: without them the whole text is one subtitle.
 
@@ -161,6 +183,7 @@ class Transcript(TextResult):
         return {
             "text": self.text,
             "language": self.language,
+            "languages": [asdict(span) for span in self.languages],
             "segments": segments,
             "turns": None if self.turns is None else [asdict(turn) for turn in self.turns],
             "finish_reason": self.finish_reason,

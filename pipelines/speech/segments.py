@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...callers.errors import ErrorInfo
@@ -45,6 +45,7 @@ class Segment(ReprMixin):
         no_speech_prob: probability of "no speech" in the window; None if the model has no token for it.
         words: in order, or None if their times were not requested.
         speaker: who says it, or None if speakers were not requested.
+        language: code of the language spoken, or None if it is not known.
     """
 
     start: float
@@ -58,6 +59,7 @@ class Segment(ReprMixin):
     no_speech_prob: float | None = field(default=None, repr=False, compare=False)
     words: tuple[Word, ...] | None = field(default=None, repr=False, compare=False)
     speaker: str | None = field(default=None, repr=False, compare=False)
+    language: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def compression_ratio(self) -> float:
@@ -97,6 +99,7 @@ class WindowResult:
             model without a decoder.
         overlap: seconds shared with the previous window.
         skip_error: why speech that the text may skip could not be transcribed in shorter windows, or None.
+        language: code of the language spoken, or None if it is not known.
     """
 
     start: float
@@ -112,6 +115,16 @@ class WindowResult:
     finish_reason: str | None = None
     overlap: float = 0.0
     skip_error: ErrorInfo | None = None
+    language: str | None = None
+
+
+def main_language(windows: Iterable[WindowResult]) -> str | None:
+    """Return the language of the most seconds with text, None if no window names one."""
+    seconds: dict[str, float] = {}
+    for window in windows:
+        if window.text and window.language is not None:
+            seconds[window.language] = seconds.get(window.language, 0.0) + window.end - window.start
+    return max(seconds, key=lambda code: seconds[code], default=None)
 
 
 @dataclass(frozen=True)

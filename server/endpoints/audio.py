@@ -208,6 +208,7 @@ def _options(request: Request, form: AudioForm) -> TranscribeKeywords:
     server = server_of(request)
     server.check_model(form.model)
     options: TranscribeKeywords = {"prompt": form.prompt, "hotwords": form.words, "vad": form.detects_speech}
+    options["boost"] = form.boost
     options.update({"track": form.track, "channel": form.channel, "cache_salt": cache_salt(request, form.cache_salt)})
     if form.temperature:  # with 0, hotter answers follow where the first one fails, as OpenAI's do
         options["temperature"] = form.temperature

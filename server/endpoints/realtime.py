@@ -329,6 +329,7 @@ class RealtimeSession:
         transcription = settings.transcription or Transcription()
         options: TranscribeKeywords = {"vad": False, "cache_salt": self._salt}
         options.update({"prompt": transcription.prompt, "hotwords": " ".join(transcription.keywords or ())})
+        options["boost"] = transcription.boost
         events = transcript_events(self._server.llm, (samples, settings.format.hertz), transcription.language or None, options)
         try:
             async with aclosing(events):
@@ -354,6 +355,7 @@ class RealtimeSession:
         options: LiveKeywords = {"pause": pause, "turn_events": True, "cache_salt": self._salt, "max_sessions": limit}
         words = " ".join(transcription.keywords or ())
         options.update({"language": transcription.language or None, "prompt": transcription.prompt, "hotwords": words})
+        options["boost"] = transcription.boost
         source = _taken(blocks or asyncio.Queue())
         return self._server.llm.stream_transcribe(source, settings.format.hertz, **options)
 

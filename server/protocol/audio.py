@@ -12,7 +12,7 @@ from ...callers.errors import InputError
 from .body import Body, Part, Refused
 
 _SPEAKERS = ("known_speaker_names", "known_speaker_references")
-LISTS = ("timestamp_granularities", "include", "keywords", "languages", *_SPEAKERS)
+LISTS = ("timestamp_granularities", "include", "keywords", "languages", "boost", *_SPEAKERS)
 """Fields that are lists, which forms write with `[]`."""
 _NO_SPEAKERS = "speakers of translations are not told apart"
 _SAMPLING = ("seed", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -45,6 +45,7 @@ class AudioForm(Body):
     language: str | None = None
     prompt: str = ""
     hotwords: str = ""
+    boost: list[str | tuple[str, float]] = Field(default_factory=list)
     keywords: list[str] = Field(default_factory=list)
     languages: list[str] = Field(default_factory=list, max_length=1)
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
@@ -73,6 +74,15 @@ class AudioForm(Body):
         if isinstance(value, str) and value.startswith("{"):
             with suppress(ValueError):
                 return json.loads(value)
+        return value
+
+    @field_validator("boost", mode="before")
+    @classmethod
+    def _read_phrases(cls, value: Any) -> Any:
+        """Read a list that a client has written as JSON into one field of a form."""
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str) and value[0].startswith("["):
+            with suppress(ValueError):
+                return json.loads(value[0])
         return value
 
     @property

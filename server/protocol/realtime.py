@@ -33,6 +33,7 @@ class Transcription(Body):
     language: str | None = None
     prompt: str | None = None
     keywords: Many[str] | None = None
+    boost: Many[str | tuple[str, float]] | None = None
 
 
 class TurnDetection(Part):

@@ -11,7 +11,7 @@ import family
 import pytest
 import soundfile
 from sensorium.cli.main import main
-from sensorium.cli.transcribe import text
+from sensorium.cli.transcribe import boosted_phrase, text
 from sensorium.engine.outputs import CompletionOutput, RequestOutput
 from sensorium.pipelines.speech import speakers
 from sensorium.pipelines.transcribe import Segment, Transcript
@@ -47,6 +47,14 @@ def test_text_of_one_file(whisper: Path, files: list[str], capsys: pytest.Captur
     assert out == expected.text + "\n"
     warnings = (expected.finish_reason == "length") + (expected.doubt is not None)
     assert err.count("\n") == warnings  # no progress bar: stderr is not a terminal
+
+
+def test_boosted_phrases(whisper: Path, files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    boost = ("--boost", "two five=20", "--boost", "E=x")
+    assert transcribe(whisper, files[0], "--language", "de", "--beam-size", "3", "--max-tokens", "24", *boost) == 0
+    assert "two five" in capsys.readouterr().out
+    assert [boosted_phrase(text) for text in ("a=b=3", "E=x", "=2", "Ann")] == [("a=b", 3.0), "E=x", "=2", "Ann"]
+    assert transcribe(whisper, files[0], "--boost", "Ann=nan") == 2
 
 
 @pytest.mark.full

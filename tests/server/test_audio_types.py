@@ -221,6 +221,12 @@ def test_sampling_fields(served, post):
     assert post(**shared, use_beam_search="true", n="1").json()["text"] == python()
     words = {"keywords[]": ["one", "two"], "hotwords": "zero", "prompt": "a"}
     assert post(**shared, **words).json()["text"] == python(hotwords="zero one two", prompt="a")
+    phrases = [("two five", 20.0), "seven"]
+    expected = python(boost=phrases)
+    assert "two five" in expected
+    assert post(**shared, boost=json.dumps(phrases)).json()["text"] == expected
+    several = python(boost=["nine nine", "eight"])
+    assert post(**shared, **{"boost[]": ["nine nine", "eight"]}).json()["text"] == several
 
 
 @pytest.mark.parametrize(
@@ -245,6 +251,9 @@ def test_sampling_fields(served, post):
         ({"response_format": "rttm"}, "response_format"),
         ({"stream": "true", "response_format": "srt"}, "response_format"),
         ({"stream": "true", "stream_include_usage": "true", "response_format": "diarized_json"}, "response_format"),
+        ({"boost[]": ["Ann", " "]}, "boost"),
+        ({"boost": '[["Ann", 99]]'}, "boost"),
+        ({"boost": json.dumps(["Ann"] * 1001)}, "boost"),
         ({"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "0.7"}, "chunking_strategy.threshold"),
         ({"chunking_strategy[type]": "other"}, "chunking_strategy.type"),
     ],

@@ -230,6 +230,7 @@ def test_a_commit_ends_a_turn_of_speech_and_clear_drops_one(client, talk):
         ({"type": "session.update", "session": session(format={"type": "audio/pcm", "rate": 8000})}, None),
         ({"type": "session.update", "session": session(transcription={"language": "klingon"})}, "language"),
         ({"type": "session.update", "session": session(transcription={"model": "gpt"})}, None),
+        ({"type": "session.update", "session": session(transcription={"boost": ["Ann", " "]})}, "boost"),
         ({"type": "session.update", "session": {**session(), "include": ["x"]}}, "session.include"),
         ({"type": "input_audio_buffer.append", "audio": "#"}, "audio"),
         ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "audio"),

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from ....checkpoints.config import positive_int
+from ...audio.ctc import CtcState, decode_ctc
 from ...audio.fastconformer import FastConformer, fastconformer_bytes, fastconformer_spec
 from ...audio.transducer import STEP_ROWS, Transducer, TransducerState, transducer_bytes, transducer_prefixes, transducer_spec
 from ...encoder_only import EncoderOnlyModel
-from ...interface import StepLimits
+from ...interface import LogitsRule, StepLimits
 from ...layers.linear import Linear, LmHead
 from ...weights import check, fill
 
 _ROWS = 256  # whose logits are computed at a time
+_DECODED_ROWS = 4096  # of a sequence in a step
 
 
 class Parakeet(EncoderOnlyModel):
@@ -51,14 +53,19 @@ class Parakeet(EncoderOnlyModel):
 
 
 class ParakeetCtc(Parakeet):
-    """The vector of a row is its likeliest token and the log probability of that."""
+    """The vector of a row is its likeliest token and the log probability of that.
+
+    Implements `models.interface.SupportsRowDecoding` for requests with logits processors, whose tokens depend on each other.
+    """
 
     prefixes = (("ctc_head.", "head.lm_head."),)
+    step_rows, decodes_always = _DECODED_ROWS, False
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         vocab = positive_int({"vocab_size": 1025, **config}, "vocab_size")
         super().__init__(config, vocab, dtype, device)
         self.head = LmHead(self.row_size, vocab, None, dtype, device, bias=True)
+        self.blank: int = config.get("pad_token_id", 1024)  # the processor checks it
         self.vector_size = self.token_size = 2
 
     def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
@@ -69,6 +76,20 @@ class ParakeetCtc(Parakeet):
             parts.append(torch.stack((token.float(), logprob), 1))
         return torch.cat(parts)
 
+    def decode_rows(
+        self, hidden: Sequence[Tensor], before: Sequence[CtcState | None], rules: Sequence[LogitsRule | None]
+    ) -> list[CtcState]:
+        blank, states = self.blank, list[CtcState]()
+        for item_rows, state, rule in zip(hidden, before, rules, strict=True):
+            after = state or CtcState(blank=blank)
+            for rows in item_rows.split(_ROWS):
+                after = decode_ctc(self.head(rows).log_softmax(-1), after, rule)
+            states.append(after)
+        return states
+
+    def decoded(self, state: CtcState) -> Tensor:
+        return torch.tensor([token.row() for token in state.tokens], dtype=torch.float32).view(len(state.tokens), 4)
+
 
 class ParakeetTransducer(Parakeet):
     """The vector of a row is the one that the joint network reads; those of all rows are decoded to tokens.
@@ -78,7 +99,7 @@ class ParakeetTransducer(Parakeet):
     """
 
     has_durations = False
-    step_rows = STEP_ROWS
+    step_rows, decodes_always = STEP_ROWS, True
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         spec = transducer_spec(config, self.has_durations)
@@ -91,9 +112,11 @@ class ParakeetTransducer(Parakeet):
     def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
         return self.encoder_projector(hidden)
 
-    def decode_rows(self, hidden: Sequence[Tensor], before: Sequence[TransducerState | None]) -> list[TransducerState]:
+    def decode_rows(
+        self, hidden: Sequence[Tensor], before: Sequence[TransducerState | None], rules: Sequence[LogitsRule | None]
+    ) -> list[TransducerState]:
         rows = self.encoder_projector(torch.cat(list(hidden))).split(list(map(len, hidden)))
-        return self.transducer.decode(rows, before)
+        return self.transducer.decode(rows, before, rules)
 
     def decoded(self, state: TransducerState) -> Tensor:
         return torch.tensor(state.tokens, dtype=torch.float32).view(len(state.tokens), 4)

@@ -65,4 +65,4 @@ class ParakeetTransducerProcessingInfo(BlankPrompt, FastConformerInfo):
         self.pad_token_id = self.config_token_id("pad_token_id", 2)
 
     def frame_rule(self) -> FrameRule:
-        return FrameRule(self.pad_token_id, self.row_seconds, is_decoded=True)
+        return FrameRule(self.pad_token_id, self.row_seconds)

@@ -207,16 +207,16 @@ def test_items_are_decoded_together(made: Made) -> None:
     model = made[3].engine.loop.core.executor.runner.model
     hidden = [torch.randn(count, model.row_size) * 3 for count in (70, 9, 64, 33, 1)]
     with torch.inference_mode(), counted_joins(model) as calls:
-        together = model.decode_rows(hidden, [None] * len(hidden))
+        together = model.decode_rows(hidden, [None] * len(hidden), [None] * len(hidden))
         joins, most = len(calls), 0
         for rows, whole in zip(hidden, together, strict=True):
             calls.clear()
-            (alone,) = model.decode_rows([rows], [None])
+            (alone,) = model.decode_rows([rows], [None], [None])
             most = max(most, len(calls))
             assert alone.tokens == whole.tokens
             state, lengths = None, (1, 5, 16, 2, 40, 6)
             for part in rows.split([min(n, max(0, len(rows) - sum(lengths[:i]))) for i, n in enumerate(lengths)]):
-                (state,) = model.decode_rows([part], [state])
+                (state,) = model.decode_rows([part], [state], [None])
             assert state.tokens == whole.tokens
             assert state.given == len(rows) <= state.row
     assert len(together[0].tokens) > 20
@@ -227,9 +227,9 @@ def test_items_are_decoded_together(made: Made) -> None:
 def counted_joins(model: Any) -> Iterator[list[int]]:
     calls, join = list[int](), model.transducer._join
 
-    def spy(parts: Any, predicted: torch.Tensor) -> Any:
+    def spy(parts: Any, *rest: Any) -> Any:
         calls.append(len(parts))
-        return join(parts, predicted)
+        return join(parts, *rest)
 
     model.transducer._join = spy
     try:
@@ -244,7 +244,7 @@ def test_a_step_decodes_few_rows(made: Made) -> None:
     audio = [make_media("audio", (size,), 1) for size in (170_000, 12_000)]
     ours, steps = llm.engine.loop.core.executor.runner.model, list[list[int]]()
     real = ours.decode_rows
-    ours.decode_rows = lambda hidden, before: steps.append(list(map(len, hidden))) or real(hidden, before)
+    ours.decode_rows = lambda hidden, *rest: steps.append(list(map(len, hidden))) or real(hidden, *rest)
     try:
         found = llm.encode([prompt(one) for one in audio], TOKENS, use_tqdm=False)
     finally:
@@ -263,7 +263,7 @@ def test_memory_is_planned(made: Made) -> None:
     hidden = [torch.randn(60, model.row_size) for _ in range(5)]
     limit = transducer_bytes(model.transducer.spec, 300, 5, torch.float32)
     with torch.inference_mode():
-        assert peak_bytes(lambda: model.decode_rows(hidden, [None] * 5)) <= limit
+        assert peak_bytes(lambda: model.decode_rows(hidden, [None] * 5, [None] * 5)) <= limit
 
 
 @pytest.mark.full
