@@ -176,6 +176,7 @@ _NAMES: dict[str, str] = {
     "moonshine": "MoonshineForConditionalGeneration MoonshineStreamingForConditionalGeneration",
     "nemotron_parse": "NemotronParseForConditionalGeneration",
     "nemotron_vl": "Llama_Nemotron_Nano_VL NemotronH_Nano_VL_V2",
+    "nvlm_d": "NVLM_D",
     "opencua": "OpenCUAForConditionalGeneration",
     "ovis": "Ovis OvisForCausalLM Ovis2ForConditionalGeneration Ovis2_5 Ovis2_6ForCausalLM Ovis2_6_MoeForCausalLM",
     "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",

@@ -1,6 +1,6 @@
-"""H2OVL-Mississippi in the parity suite, in its publisher's layout.
+"""H2OVL-Mississippi and NVLM-D in the parity suite, in their publishers' layout.
 
-transformers has no class for it; the oracle is its InternVL, which computes the same, under the published names. Tiles are
+transformers has no class for them; the oracle is its InternVL, which computes the same, under the published names. Tiles are
 cut here by the rule of image_process.py, which is published with the checkpoints.
 """
 
@@ -51,6 +51,12 @@ class Oracle(nn.Module):
             ),
             attn_implementation="eager",
         )
+
+        if config["architectures"] == ["NVLM_D"]:
+            width, inner = 4 * vision["hidden_size"], config["llm_config"]["intermediate_size"]
+            projector = self.hub.model.multi_modal_projector
+            projector.linear_1 = nn.Linear(width, inner, bias=False)
+            projector.linear_2 = nn.Linear(inner, config["llm_config"]["hidden_size"], bias=False)
 
     def published_names(self):
         """Yield each published name with the names in transformers of the tensors that it joins."""
@@ -170,6 +176,28 @@ def call(processor, text, data, always=False):
     return {"input_ids": ids} | ({"pixel_values": torch.cat([normalised(tiles) for tiles in cuts])} if cuts else {})
 
 
+NVLM = {"architectures": ["NVLM_D"], "model_type": "NVLM_D", "template": "chatml", "use_msac": False}
+
+
+def build_nvlm(seed, tie=False, text="qwen2", **vision):
+    words = fast_tokenizer(["<|end|>", "<|vision_pad|>"], eos_token="<|end|>", pad_token="<|end|>")
+    token = {"image_token_id": words.convert_tokens_to_ids("<|vision_pad|>")}
+    model, processor = build(
+        seed, tie, text, {**NVLM, **token, "llm_config": {"model_type": text, **text_config(words, tie)}}, **vision
+    )
+    return model, ComposedProcessor(tokenizer=words, config=model.config, preprocessor=processor.preprocessor)
+
+
+def call_nvlm(processor, text, data):
+    cuts = [tiles_of(image, processor.config["max_dynamic_patch"], False) for image in data.get("image", [])]
+    for tiles in cuts:
+        names = [*(f"<tile_{number}>" for number in range(1, len(tiles))), "<tile_global_thumbnail>"]
+        rows = "".join(name + "<|vision_pad|>" * ROWS for name in names)
+        text = text.replace("<image>", f"<Image>{rows}</Image>", 1)
+    ids = processor.tokenizer(text, return_tensors="pt")["input_ids"]
+    return {"input_ids": ids} | ({"pixel_values": torch.cat([normalised(tiles) for tiles in cuts])} if cuts else {})
+
+
 def run(model, *args):
     return run_oracle(model.hub, *args)
 
@@ -178,11 +206,11 @@ def ask_always(text, data):
     return ask_llm(text, data) | {"mm_processor_kwargs": {"use_msac": True} if data else {}}
 
 
-def row(name, **more):
+def row(name, build=build, placeholder=CONTEXT, **more):
     return Family(
         name,
         build,
-        placeholders={"image": CONTEXT},
+        placeholders={"image": placeholder},
         sizes={"image": [(90, 130), (60, 60), (140, 70)]},
         grid={"image": IMAGE_SIZES},
         tensors=patches_in_squares(2, 14),
@@ -209,4 +237,14 @@ FAMILIES = [
         },
     ),
     row("h2ovl_always_msac", call=partial(call, always=True), request=ask_always),
+    row(
+        "nvlm_d",
+        build=build_nvlm,
+        placeholder="<image>",
+        call=call_nvlm,
+        variants={
+            "tied": {"tie": True},
+            "root mean square": {"norm_type": "rms_norm", "qk_normalization": True, "qkv_bias": False},
+        },
+    ),
 ]

@@ -83,7 +83,11 @@ class InternVLChat(TowerModel):
     )
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(*_specs(hub_config(config), _CHAT_NAMES), dtype, device)
+        super().__init__(*self.specs(hub_config(config)), dtype, device)
+
+    def specs(self, config: Mapping[str, Any]) -> tuple[DecoderSpec, TowerSpec, ProjectorSpec]:
+        """Hook: read decoder, tower and projector from a config of the Hub's layout."""
+        return _specs(config, _CHAT_NAMES)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         return internlm2_weights(weights, self.spec)
