@@ -15,6 +15,50 @@ BASE: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
 }
 LLAMA = BASE | {"intermediate_size": 11008, "max_position_embeddings": 2048}
+CWM = BASE | {
+    "vocab_size": 128256,
+    "hidden_size": 6144,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 8192,
+    "layer_types": ("full_attention", *("sliding_attention",) * 3) * 64,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "rope_theta": 1e6,
+}
+IQUEST_CODER = BASE | {
+    "vocab_size": 76800,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+}
+JAIS2 = BASE | {
+    "vocab_size": 150272,
+    "hidden_size": 3328,
+    "intermediate_size": 26624,
+    "num_attention_heads": 26,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
 LLAMA4 = BASE | {
     "vocab_size": 202048,
     "hidden_size": 5120,
@@ -275,6 +319,17 @@ DEEPSEEK3 = DEEPSEEK2 | {
     "num_nextn_predict_layers": 1,
     "max_position_embeddings": 4096,
 }
+YOUTU = DEEPSEEK3 | {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_experts": None,
+    "num_nextn_predict_layers": 0,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
 GLM_MOE_LITE = DEEPSEEK3 | {
     "vocab_size": 154880,
     "hidden_size": 2048,
@@ -323,6 +378,14 @@ OLMOE = LLAMA | {
     "rms_norm_eps": 1e-5,
     "num_experts_per_tok": 8,
     "num_experts": 64,
+    "norm_topk_prob": False,
+}
+FLEX_OLMO = LLAMA | {
+    "vocab_size": 100352,
+    "max_position_embeddings": 4096,
+    "rope_theta": 500000.0,
+    "num_experts_per_tok": 5,
+    "num_experts": 7,
     "norm_topk_prob": False,
 }
 OLMO2 = LLAMA | {"vocab_size": 50304, "rms_norm_eps": 1e-5}

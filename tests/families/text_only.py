@@ -40,6 +40,18 @@ CHANGES = {
     "granite": {
         "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 0.5,
     },
+    "cwm": {
+        "head_dim": 24, "sliding_window": 20, "layer_types": ["full_attention"] + ["sliding_attention"] * 2,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "iquestcoder": {"head_dim": 24},
+    "ministral": {"head_dim": 16, "sliding_window": 20},
+    "vaultgemma": {"head_dim": 24, **CAPS},
+    "flex_olmo": {"num_experts": 8, "num_experts_per_tok": 2},
+    "youtu": {"num_key_value_heads": 4, **LATENT},
     "hyperclovax": {
         "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 1.5,
     },
@@ -189,8 +201,8 @@ def row(kind, *alike, variants=None, **more):
     )
 
 
-PLAIN = ("nemotron", "arcee", "helium", "hyperclovax")
-MIXTURES = ("phimoe", "hunyuan_v1_moe", "granitemoeshared", "solar_open", "exaone_moe")
+PLAIN = ("nemotron", "arcee", "helium", "hyperclovax", "cwm", "iquestcoder", "jais2", "ministral")
+MIXTURES = ("flex_olmo", "phimoe", "hunyuan_v1_moe", "granitemoeshared", "solar_open", "exaone_moe")
 NORMED = {  # name -> model type and values of config.json that few checkpoints have
     "cohere, normed heads": ("cohere", {"use_qk_norm": True, "num_key_value_heads": 2}),
     "stablelm": ("stablelm", {}),
@@ -204,7 +216,7 @@ BIASES = dict.fromkeys(("attention_bias", "mamba_proj_bias", "projectors_bias", 
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}
 FAMILIES = [
     row("llama", "mistral", "ministral3", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5", "olmo", *PLAIN),
-    row("gemma3_text", "gemma", "gemma2"),
+    row("gemma3_text", "gemma", "gemma2", "vaultgemma"),
     row("gemma3n_text"),
     row("gemma4_text", "gemma4_unified_text", variants={"keys as values": WITHOUT_VALUES, "experts": BESIDE}),
     row(
@@ -242,6 +254,6 @@ FAMILIES = [
         variants={name: {"kind": kind, **values} for name, (kind, values) in NORMED.items()},
     ),
     # in half precision some rows take another expert, in transformers too
-    row("deepseek_v3", "deepseek_v2", "mistral4", "glm4_moe_lite", half=(0.1, 0.2)),
+    row("deepseek_v3", "deepseek_v2", "mistral4", "glm4_moe_lite", "youtu", half=(0.1, 0.2)),
     row("qwen3_next", variants={"gelu": GELU}, half=(0.2, 0.2)),
 ]
