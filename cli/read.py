@@ -17,6 +17,7 @@ from .sources import path_or_url, read_sources
 from .wording import message_of
 
 if TYPE_CHECKING:
+    from ..mm.media.policy import MediaPolicy
     from ..pipelines.documents.blocks import PageRecord, Way
     from ..pipelines.documents.inputs import OpenedDocument
     from ..pipelines.documents.manifest import Manifest
@@ -45,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", metavar="N", type=positive_int, help=help_text)
     help_text = "auto uses the text layers that can be trusted, always every one, never none (default: auto)"
     parser.add_argument("--text-layer", choices=("auto", "always", "never"), default="auto", help=help_text)
+    help_text = "write each page, with the boxes of its blocks over it, as a PNG into this folder"
+    parser.add_argument("--draw", metavar="DIR", type=Path, help=help_text)
     parser.add_argument("--plan", action="store_true", help="print how each page would be read, and read nothing")
     help_text = "largest number of pages of a document (default: 5000)"
     parser.add_argument("--max-pages", metavar="N", type=positive_int, default=5000, help=help_text)
@@ -99,19 +102,21 @@ def _read(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOpt
     from ..mm.media.policy import DEFAULT_POLICY
     from ..pipelines.documents.inputs import read_policy
     from ..pipelines.documents.manifest import Manifest
-    from ..pipelines.documents.output import DocumentFolder
+    from ..pipelines.documents.output import DocumentFolder, output_names
     from ..pipelines.documents.read import DocumentReader
 
     policy, folder = read_policy(DEFAULT_POLICY, options), None
     if args.output_dir is not None:
         folder = DocumentFolder(args.output_dir, items, args.format, args.resume, policy)
     reader = _reader(args, options)
-    errors = list[ErrorInfo]()
+    errors, names = list[ErrorInfo](), [] if args.draw is None else output_names([item.source for item in items], "")
     path = None if folder is None else folder.manifest
     with Manifest(path) as manifest, exit_on_signals(manifest.give_back), _progress() as on_records:
         documents = DocumentReader(items, reader, options, policy, manifest, on_records)
         for index, document in _in_order(documents.documents(), in_order=folder is None):
             errors += _write(args, index, document, manifest, folder, len(items) > 1)
+            if args.draw is not None:
+                errors += _draw(args, document, manifest, policy, names[index])
         if folder is not None:
             folder.clean(manifest.owner)
     return exit_code(errors)
@@ -166,6 +171,22 @@ def _write(
     for doubt in doubts:
         print(f"sensorium: warning: {doubt}", file=sys.stderr)
     return [error for _, error in errors]
+
+
+def _draw(
+    args: argparse.Namespace, document: OpenedDocument, manifest: Manifest, policy: MediaPolicy, name: str
+) -> list[ErrorInfo]:
+    """Write the pages of a document with their boxes, and print the error if they cannot be opened. Return it."""
+    from ..pipelines.documents.drawing import draw_pages
+    from ..pipelines.documents.read import pages_of
+
+    try:
+        for path in draw_pages(document.item, pages_of(document, manifest), policy, args.draw, name):
+            print(f"sensorium: {printable(str(path))}", file=sys.stderr)
+    except InputError as error:
+        print_error(f"{printable(document.source)}: {message_of(error.info, args)}")
+        return [error.info]
+    return []
 
 
 def _in_order(documents: Iterator[tuple[int, OpenedDocument]], in_order: bool) -> Iterator[tuple[int, OpenedDocument]]:

@@ -12,12 +12,13 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pdf_files import encrypted_pdf, pdf_of, text_pdf
 from PIL import Image, ImageDraw
 from sensorium.cli.main import main
 from sensorium.cli.ocr import SHIPPED_MODEL
-from sensorium.mm.media.page_facts import page_facts
+from sensorium.mm.media.page_facts import page_facts, page_pixels
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import readers
 from sensorium.pipelines.documents.manifest import NAME
@@ -291,3 +292,18 @@ def test_an_interrupted_run_counts_as_no_death(tmp_path: Path, number: signal.Si
 def has_table(path: Path) -> bool:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)) as base:
         return base.execute("SELECT 1 FROM sqlite_master WHERE name='pages'").fetchone() is not None
+
+
+def test_boxes_drawn_over_pages(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(folder / "book.pdf"), str(folder / "broken.pdf")]
+    assert main(["read", *files, "--pages", "1", "--draw", str(tmp_path / "drawn")]) == 2
+    assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["book-0001.png"]
+    drawn = Image.open(tmp_path / "drawn" / "book-0001.png")
+    page = page_pixels((folder / "book.pdf").read_bytes(), 1, MediaPolicy()).numpy()
+    assert drawn.size == page.shape[1::-1]
+    changed = (np.asarray(drawn) != page).any(axis=2)
+    assert 0 < changed.mean() < 0.2
+    capsys.readouterr()
+    (tmp_path / "file").write_text("")
+    assert main(["read", files[0], "--draw", str(tmp_path / "file")]) == 2
+    assert "--draw" in capsys.readouterr().err
