@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import lzma
 import stat
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 
 from ...callers.errors import InputError
 
 MAX_FILES = 20_000
 _ENCRYPTED = 0x1  # flag of an entry
+_BROKEN = (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, zlib.error, lzma.LZMAError)
 
 
 @dataclass
@@ -34,7 +37,7 @@ class SafeZip:
     def __post_init__(self) -> None:
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(self.data))
-        except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+        except _BROKEN as error:
             raise InputError(f"the archive is broken ({error}); download or export it again") from None
         entries = self._zip.infolist()
         if len(entries) > MAX_FILES:
@@ -60,7 +63,7 @@ class SafeZip:
         try:
             with self._zip.open(self._files[name]) as file:
                 data = file.read(left + 1)
-        except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+        except _BROKEN as error:
             raise InputError(f"the file {name[:80]!r} of the archive is broken ({error})") from None
         self._read += len(data)
         if self._read > self.limit:

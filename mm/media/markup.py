@@ -85,7 +85,7 @@ def _decoded(data: bytes) -> str:
     name = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else (match[1] or match[2]).decode() if match else "utf-8"
     try:
         return data.decode(name, "replace").removeprefix("\ufeff")
-    except LookupError:
+    except (LookupError, UnicodeError):  # some of Python's codecs are no encodings of files, such as "idna"
         return data.decode("utf-8", "replace").removeprefix("\ufeff")
 
 

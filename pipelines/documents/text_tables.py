@@ -29,6 +29,7 @@ _FILLED = 0.6  # share of the columns of a row that have text, on average
 _FILLED_COLUMN = 0.3  # share of the rows in which a column has text, at least
 _PROSE = 22  # characters of a cell, on average, from which a column may be one of text
 _TIGHT = 0.4  # line heights between two lines of one row, at most
+_MAX_RULES = 1000  # in and beside rows; more are a drawing
 _HEADER_ROWS = 3  # above the rule under a table's header, at most
 _MARKER = re.compile(r"[•▪◦‣·○●■–—*-]|\(?(?:\d{1,3}|[a-z]|[ivx]{1,4})[.)]|\[\d{1,3}\]|(?:\d{1,2}\.)+\d{0,2}")
 _LEADERS = re.compile(r"(?:\. ?){5}|…{2}")  # from an entry to its page
@@ -89,7 +90,7 @@ def find_tables(lines: Sequence[TextLine], rules: Sequence[Rule] = (), columns: 
             tables.append(table)
             taken |= table.lines
     rest = [(i, line) for i, line in enumerate(lines) if i not in taken]
-    horizontals = [rule for rule in rules if rule[1] == rule[3]]
+    horizontals = sorted((rule for rule in rules if rule[1] == rule[3]), key=_height)
     for region in _by_column(rest, columns):
         for block in _row_blocks(region):
             if (aligned := _aligned_table(block, horizontals)) is not None:
@@ -245,10 +246,12 @@ def _is_prose(row: _Row, block: Sequence[_Row]) -> bool:
 
 
 def _aligned_table(block: Sequence[_Row], horizontals: Sequence[Rule]) -> TextTable | None:
-    """Return the table of rows whose columns are aligned, or None if they are something else."""
+    """Return the table of rows whose columns are aligned, or None if they are something else. `horizontals`: by height."""
     wide = [row for row in block if len(row) > 1]
     box = union([piece.box for row in block for piece in row])
-    lines = [rule for rule in horizontals if _is_under(rule, box)]
+    margin = (box[3] - box[1]) / 2
+    near = _between(horizontals, box[1] - margin, box[3] + margin)
+    lines = [rule for rule in near if _is_as_wide(rule, box)] if len(near) <= _MAX_RULES else []
     if len(wide) < (_LEAST_ROWS if len(lines) < 2 else 2):
         return None
     columns = _columns(block, _GAP * median(piece.size for row in wide for piece in row))
@@ -265,11 +268,19 @@ def _aligned_table(block: Sequence[_Row], horizontals: Sequence[Rule]) -> TextTa
     return TextTable(_with_header(_with_empty(cells, len(columns)), _header_rows(rows, lines)), parts, box)
 
 
-def _is_under(rule: Rule, box: Box) -> bool:
-    """Return whether a horizontal rule belongs to the rows in a box: it is about as wide, and within or beside it."""
-    width, height = box[2] - box[0], (box[3] - box[1]) / 2
-    covered = min(rule[2], box[2]) - max(rule[0], box[0])
-    return covered > 0.8 * width and rule[2] - rule[0] < 1.4 * width and box[1] - height < rule[1] < box[3] + height
+def _height(rule: Rule) -> float:
+    return rule[1]
+
+
+def _between(horizontals: Sequence[Rule], top: float, bottom: float) -> Sequence[Rule]:
+    """Return the rules between two heights. `horizontals`: by height."""
+    return horizontals[bisect_right(horizontals, top, key=_height) : bisect_left(horizontals, bottom, key=_height)]
+
+
+def _is_as_wide(rule: Rule, box: Box) -> bool:
+    """Return whether a horizontal rule is about as wide as a box, and stands above, in or below it."""
+    width, covered = box[2] - box[0], min(rule[2], box[2]) - max(rule[0], box[0])
+    return covered > 0.8 * width and rule[2] - rule[0] < 1.4 * width
 
 
 def _columns(rows: Sequence[_Row], gap: float) -> list[Span]:
@@ -304,7 +315,7 @@ def _logical_rows(block: Sequence[_Row], columns: Sequence[Span], lines: Sequenc
             first, last = (first, last) if first < last and len(row) < len(columns) else (_column(piece, columns),) * 2
             cells.setdefault((first, last), []).append(piece)
         top = min(piece.box[1] for piece in row)
-        is_ruled = any(bottom - 2 < line[1] < top + 2 for line in lines)
+        is_ruled = bool(_between(lines, bottom - 2, top + 2))
         if (
             rows
             and not is_ruled
@@ -385,7 +396,7 @@ def _header_rows(rows: Sequence[_Cells], lines: Sequence[Rule]) -> int | None:
     for number in range(1, min(_HEADER_ROWS + 1, len(rows))):
         above = max(piece.box[3] for pieces in rows[number - 1].values() for piece in pieces)
         below = min(piece.box[1] for pieces in rows[number].values() for piece in pieces)
-        if any(above - 3 < line[1] < below + 3 for line in lines):
+        if _between(lines, above - 3, below + 3):
             return number
     return None
 

@@ -12,6 +12,7 @@ from sensorium.mm.media.page_facts import LineCut, TextLine, page_facts
 from sensorium.mm.media.page_rules import Rule
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import blocks as blocks_module
+from sensorium.pipelines.documents import text_tables
 from sensorium.pipelines.documents.blocks import Block, PageRecord, joined, table_rows
 from sensorium.pipelines.documents.fold import folded
 from sensorium.pipelines.documents.page_blocks import page_blocks
@@ -115,6 +116,29 @@ def test_a_header_above_a_rule() -> None:
     (table,) = find_tables(rows(("Item", "2023", "2024"), ("", "USD", "USD"), ("a", "1", "2"), ("b", "3", "4")), rules)
     assert {cell.row for cell in table.cells if cell.header} == {0, 1}
     assert len(texts_of(table)) == 4
+
+
+def test_rules_are_compared_with_the_rows_beside_them_only() -> None:
+    reads = 0
+
+    class CountedRule(tuple):
+        def __getitem__(self, index: int) -> float:
+            nonlocal reads
+            reads += 1
+            return super().__getitem__(index)
+
+    count = 400
+    lines = [line for i in range(count) for line in row(60.0 * i, (50, "a"), (300, "b"))]
+    assert find_tables(lines, [CountedRule((40.0, 60.0 * i, 340.0, 60.0 * i)) for i in range(count)]) == []
+    assert reads < 100 * count
+
+
+def test_rows_in_very_many_rules_have_no_header_below_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = rows(("Name", "Town"), ("Ann", "Ulm"), ("Bob", "Bonn"), lefts=(50, 150))
+    rules = [(48.0, lines[0].box[3] + 1 + i / 10, 180.0, lines[0].box[3] + 1 + i / 10) for i in range(2)]
+    assert any(cell.header for cell in find_tables(lines, rules)[0].cells)
+    monkeypatch.setattr(text_tables, "_MAX_RULES", 1)
+    assert not any(cell.header for cell in find_tables(lines, rules)[0].cells)
 
 
 def test_a_cell_that_crosses_columns() -> None:

@@ -122,6 +122,16 @@ def test_archives_that_are_not_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (caught.value.info.limit, caught.value.info.value) == (1, 2)
 
 
+def test_a_file_with_broken_lzma() -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_LZMA) as opened:
+        opened.writestr("a.txt", "text " * 100)
+    content = bytearray(data.getvalue())
+    content[45:60] = b"\xff" * 15
+    with pytest.raises(InputError):
+        SafeZip(bytes(content), 1 << 20).read("a.txt")
+
+
 def test_the_limit_holds_for_all_files_together() -> None:
     files = SafeZip(archive({"a": "x" * 60, "b": "y" * 60}), 100)
     assert files.read("a") == b"x" * 60
@@ -174,7 +184,8 @@ def test_characters_are_decoded_as_the_file_says() -> None:
     latin = '<html><head><meta charset="iso-8859-1"></head><p>\xe4</p>'.encode("latin-1")
     assert run_isolated(page_facts, latin, [1], POLICY)[0].parts == (TextPart("paragraph", "ä"),)
     assert text_parts("<html><p>ä".encode("utf-16"), 1, POLICY) == [TextPart("paragraph", "ä")]
-    assert text_parts(b'<html><meta charset="nonsense"><p>\xc3\xa4', 1, POLICY) == [TextPart("paragraph", "ä")]
+    for name in (b"nonsense", b"undefined", b"idna", b"punycode"):
+        assert text_parts(b'<html><meta charset="%b"><p>\xc3\xa4' % name, 1, POLICY) == [TextPart("paragraph", "ä")]
 
 
 def test_long_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
