@@ -110,21 +110,27 @@ class RowEngine:
         if self._column not in batch:
             names = ", ".join(batch)
             raise ConfigError(f"<<param=>>{short_repr(self._column)} is not a column; there are {names}", param="column")
-        values = [_plain(value) for value in batch[self._column]]
+        values = [_plain(value, self._task) for value in batch[self._column]]
         results = asyncio.run(run_rows(self._llm, self._task, values, self._options, self._checkpoint))
         return batch | {name: [getattr(result, name) for result in results] for name in COLUMNS}
 
 
-def _plain(value: Any) -> object:
+def _plain(value: Any, task: str) -> object:
     """Return a value of a column as Python's own types: messages may come as arrays or as JSON."""
-    if isinstance(value, str) and value.startswith("[{"):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    if hasattr(value, "tolist") and not isinstance(value, str | bytes):
-        return _plain_parts(value.tolist())
+    if isinstance(value, str):
+        return _messages(value) if task == "chat" else value
     return _plain_parts(value)
+
+
+def _messages(text: str) -> object:
+    """Return the messages of a text that is a JSON list of them. Other texts are prompts."""
+    if not text.startswith("[{"):
+        return text
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return messages if all(isinstance(message, dict) and "role" in message for message in messages) else text
 
 
 def _plain_parts(value: Any) -> object:

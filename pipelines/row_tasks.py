@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 import uuid
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..callers.errors import ConfigError, EngineDeadError, ErrorInfo, InputError, SensoriumError, hint, short_repr
 from ..engine.errors import error_info
@@ -20,6 +21,8 @@ from ..mm.hashing import digest
 if TYPE_CHECKING:
     from .llm import AsyncLLM
 
+T = TypeVar("T")
+_OF_FILES = ("ocr", "transcribe", "read")  # tasks whose rows may be paths
 _ATTEMPTS = 3  # of a row whose engine dies
 _MAX_FILE = 1 << 30  # bytes of a file that are hashed; the whole of a larger one would take longer than reading it
 
@@ -41,18 +44,27 @@ async def _chat(llm: AsyncLLM, value: object, options: Mapping[str, Any]) -> obj
     return output.error or output.outputs[0].text
 
 
+def _only(results: Sequence[T]) -> T:
+    """Return the result of a row's only input."""
+    if len(results) != 1:
+        raise InputError(f"a row must have one input, not {len(results)}; give each a row of its own", code="invalid_value")
+    return results[0]
+
+
 async def _ocr(llm: AsyncLLM, value: object, options: Mapping[str, Any]) -> object:
     pages = await llm.ocr(value, **options)
+    if not pages:
+        raise InputError("a row must have a picture or PDF, not an empty list", code="invalid_value")
     return next((page.error for page in pages if page.error), None) or "\n\n".join(page.text for page in pages)
 
 
 async def _transcribe(llm: AsyncLLM, value: object, options: Mapping[str, Any]) -> object:
-    (transcript,) = await llm.transcribe(value, **options)
+    transcript = _only(await llm.transcribe(value, **options))
     return transcript.error or transcript.text
 
 
 async def _embed(llm: AsyncLLM, value: object, options: Mapping[str, Any]) -> object:
-    (embedding,) = await llm.embed(value, **options)
+    embedding = _only(await llm.embed(value, **options))
     if embedding.vector is not None and embedding.vector.dim() > 1:
         reason = "give a vector per token, which no column of vectors holds; use a model or `pooling` with one vector"
         raise InputError(f"embeddings of this model {reason}", param="pooling")
@@ -60,7 +72,7 @@ async def _embed(llm: AsyncLLM, value: object, options: Mapping[str, Any]) -> ob
 
 
 async def _read(llm: AsyncLLM, value: object, options: Mapping[str, Any]) -> object:
-    (document,) = await llm.read(value, **options)
+    document = _only(await llm.read(value, **options))
     failed = document.failed
     return document.error or (failed[0].error if failed else None) or document.text
 
@@ -133,12 +145,19 @@ class Checkpoint:
         except OSError as error:
             raise ConfigError(f"<<param=>>{short_repr(str(folder))} cannot be used ({error})", param="checkpoint") from None
 
-    def key(self, value: object) -> str:
-        """Return the key of a row: of the content of the file that it names, if it names one, else of its value."""
-        if isinstance(value, str | os.PathLike):
-            content = _file_digest(Path(value))
-            return digest("sensorium.row", self._job, content or os.fspath(value))
-        return digest("sensorium.row", self._job, value if isinstance(value, bytes) else repr(value))
+    def key(self, value: object, is_path: bool) -> str | None:
+        """Return the key of a row: of the content of the file that it names, if it names one, else of its value.
+
+        None: the row has an object whose content is not known, so its result is not kept.
+
+        Args:
+            is_path: whether a text may name a file.
+        """
+        content = _file_digest(Path(value)) if is_path and isinstance(value, str) else None
+        try:
+            return digest("sensorium.row", self._job, value if content is None else {"file": content})
+        except InputError:
+            return None
 
     def get(self, key: str) -> RowResult | None:
         return RowResult(self._results[key]) if key in self._results else None
@@ -176,14 +195,18 @@ def _file_digest(path: Path) -> str | None:
 async def run_rows(
     llm: AsyncLLM, task: str, values: Sequence[object], options: Mapping[str, Any], checkpoint: Checkpoint | None = None
 ) -> list[RowResult]:
-    """Return the results of rows in their order; equal rows of a checkpoint are computed once per process at most."""
+    """Return the results of rows in their order. With a checkpoint, equal rows are computed once, unless they fail."""
+    locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     async def run(value: object) -> RowResult:
-        key = "" if checkpoint is None else checkpoint.key(value)
-        kept = None if checkpoint is None else checkpoint.get(key)
-        result = kept or await run_row(llm, task, value, options)
-        if checkpoint is not None and kept is None:
-            checkpoint.put(key, result)
-        return result
+        key = None if checkpoint is None else checkpoint.key(value, task in _OF_FILES)
+        if checkpoint is None or key is None:
+            return await run_row(llm, task, value, options)
+        async with locks[key]:
+            result = checkpoint.get(key)
+            if result is None:
+                result = await run_row(llm, task, value, options)
+                checkpoint.put(key, result)
+            return result
 
     return list(await asyncio.gather(*map(run, values)))

@@ -15,7 +15,7 @@ from hostile import MODEL, make_image
 from sensorium import AsyncLLM, SamplingParams
 from sensorium.callers.errors import ConfigError
 from sensorium.pipelines import row_tasks
-from sensorium.pipelines.ray_data import RowEngine
+from sensorium.pipelines.ray_data import RowEngine, _plain
 from sensorium.pipelines.row_tasks import Checkpoint, RowResult, model_identity, run_rows
 
 PARAMS = {"sampling_params": SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)}
@@ -80,15 +80,39 @@ def test_a_checkpoint_keeps_results_by_content_and_not_errors(
     assert made[-1] == "a"
 
 
+def test_equal_rows_of_a_batch_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[object]()
+
+    async def counted(llm: AsyncLLM, task: str, value: object, options: dict) -> RowResult:
+        made.append(value)
+        await asyncio.sleep(0)
+        return RowResult(str(value))
+
+    monkeypatch.setattr(row_tasks, "run_row", counted)
+    found = rows(None, "chat", ["a", "b", "a", "a"], Checkpoint(tmp_path, "job"))
+    assert made == ["a", "b"]
+    assert [row.output for row in found] == ["a", "b", "a", "a"]
+    images = [make_image(1), make_image(1)]  # objects whose content is not known
+    rows(None, "chat", images, Checkpoint(tmp_path, "job"))
+    assert made[2:] == images
+
+
 def test_rows_that_name_files_are_known_by_the_content(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "kept", "job")
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
         (tmp_path / name).write_bytes(content)
-    keys = [checkpoint.key(str(tmp_path / name)) for name in "abc"]
+    keys = [checkpoint.key(str(tmp_path / name), True) for name in "abc"]
     assert keys[0] == keys[1] != keys[2]
     (tmp_path / "a").write_bytes(b"2")
-    assert checkpoint.key(str(tmp_path / "a")) == keys[2]
-    assert checkpoint.key(str(tmp_path / "missing")) != checkpoint.key(str(tmp_path / "also missing"))
+    assert checkpoint.key(str(tmp_path / "a"), True) == keys[2]
+    assert checkpoint.key(str(tmp_path / "missing"), True) != checkpoint.key(str(tmp_path / "also missing"), True)
+    assert checkpoint.key(str(tmp_path / "a"), False) != checkpoint.key(str(tmp_path / "c"), False)  # texts, not paths
+
+
+def test_a_row_has_one_input(llm: AsyncLLM, tmp_path: Path) -> None:
+    for task, value in (("embed", []), ("embed", ["a", "b"]), ("ocr", []), ("read", [])):
+        (result,) = rows(llm, task, [value])
+        assert (result.output, result.error_code) == (None, "invalid_value"), task
 
 
 def test_the_identity_of_a_model_is_that_of_its_files(tmp_path: Path) -> None:
@@ -113,6 +137,14 @@ def test_a_batch_keeps_its_columns_and_messages_may_be_json() -> None:
     with pytest.raises(ConfigError, match="is not a column"):
         engine({"other": column})
     engine._llm.llm.close()
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}]', '[{"role": "user", "content": "a"}, 1]', '[{"a":' + "[" * 200_000, "[{a}]"])
+def test_texts_that_look_like_messages_are_texts(text: str) -> None:
+    assert _plain(text, "chat") == text
+    messages = '[{"role": "user", "content": "a"}]'
+    assert _plain(messages, "chat") == [{"role": "user", "content": "a"}]
+    assert _plain(messages, "embed") == messages
 
 
 def test_bad_arguments_are_refused_before_anything_runs(tmp_path: Path) -> None:
