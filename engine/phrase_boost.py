@@ -191,7 +191,7 @@ class BoostPhrases:
 
     def find(self, answer: Sequence[int]) -> SpokenPhrases:
         """Return the phrases of an answer that has ended."""
-        tokens, unfinished, at = [token for token in answer if token not in self.ignored], [], 0
+        tokens, unfinished, at = [token for token in answer if token not in self._ignored], [], 0
         scores = dict[tuple[int, ...], float]()
         while at < len(tokens):
             nodes = [node for start in self._starts(tokens, at, at + 1) for node in self._tree.roots(start)]
@@ -209,6 +209,10 @@ class BoostPhrases:
         return _tree(self.phrases)  # type: ignore[arg-type]
 
     @cached_property
+    def _ignored(self) -> frozenset[int]:
+        return frozenset(self.ignored)
+
+    @cached_property
     def _skipped(self) -> frozenset[int]:
         return frozenset(self.skipped)
 
@@ -218,7 +222,7 @@ class BoostPhrases:
 
     def _scores(self, answer: Sequence[int]) -> _Scores:
         if self.ignored:
-            answer = [token for token in answer if token not in self.ignored]
+            answer = [token for token in answer if token not in self._ignored]
         first = len(answer) - self._tree.depth  # a phrase that began before is finished
         return self._tree.scores(*self._window(answer, first))
 

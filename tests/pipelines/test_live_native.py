@@ -293,6 +293,17 @@ def test_silence_costs_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(event.start >= 2.4 for event in events)
 
 
+def test_phrases_are_boosted(llm: LLM) -> None:
+    """Tokens without text between those of a phrase do not end it."""
+    samples = clip(3.0)
+    plain, boosted = (
+        " ".join(finals(asyncio.run(stream(llm, np.split(samples, 10), vad=False, boost=boost))))
+        for boost in ([], [("two five", 20.0)])
+    )
+    assert "two five" not in plain
+    assert "two five" in boosted
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
