@@ -82,7 +82,7 @@ class AdaptedLayers:
         self._converters: dict[str, Converter] = dict(chain.from_iterable(module.converters(path) for path, module in modules))
         names = list(stored)
         self._names: dict[str, None] = dict.fromkeys((*self._shards, *names))  # the checkpoint's come last: they win
-        self._weights = {weight_of(name) for name in names}
+        self._weights: set[str] = {weight_of(name) for name in names}
 
     def _add_layers(self, path: str, root: nn.Module, active: ActiveAdapters) -> None:
         for layer, stem, start, rows in shards_of(root, path, (Mixture, ModalityMixture, CrossLayer)):

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Unpack
 
+from ..callers.errors import InputError
 from ..engine import async_llm, llm
 from ..engine.frontend.arguments import Messages, as_prompts
 from ..engine.pooling_params import PoolingParams
@@ -23,7 +24,7 @@ from .ocr import OcrOptions, Page, ocr_tasks
 from .pooling import PoolingRequestOutput, encode_tasks
 from .rank import ScoreOptions, score_tasks
 from .reward import reward_tasks
-from .run import in_thread, run_all, run_all_async, run_async
+from .run import Task, in_thread, run_all, run_all_async, run_async
 from .similarity import Score
 from .speak import Speech, speak_tasks, stream_task
 from .speech.live_input import LiveEvent
@@ -31,11 +32,14 @@ from .speech.live_session import LiveAudio, LiveStream, stream_events
 from .speech.options import FileOptions, LiveOptions
 from .transcribe import Transcript, transcribe_tasks
 from .validation import read_options
+from .with_adapter import take_adapters, with_adapters
 
 if TYPE_CHECKING:
+    from ..engine.engine import Engine
     from .documents.api import PageDone
     from .documents.blocks import Document
     from .option_types import (
+        AdapterKeywords,
         EmbedKeywords,
         LiveKeywords,
         OcrKeywords,
@@ -68,9 +72,14 @@ class LLM(llm.LLM):
         """Return the engine's counters. `stats` holds the same as one object."""
         return [Metric(f"sensorium:{name}", value) for name, value in asdict(self.stats).items()]
 
-    def beam_search(self, prompts: object, params: BeamSearchParams) -> list[BeamSearchOutput]:
-        """Return the likeliest answers to each prompt; see `pipelines.beam_search`."""
-        tasks = beam_search_tasks(self.engine, as_prompts(prompts), params)
+    def beam_search(
+        self, prompts: object, params: BeamSearchParams, **adapters: Unpack[AdapterKeywords]
+    ) -> list[BeamSearchOutput]:
+        """Return the likeliest answers to each prompt; see `pipelines.beam_search`.
+
+        This method and those below take `adapter` (or `lora_request`): one for all inputs, or one per input, as `generate`.
+        """
+        tasks = with_adapters(self.engine, beam_search_tasks(self.engine, as_prompts(prompts), params), **adapters)
         return [as_sequences(self.engine, output) for output in run_all(self.engine, tasks, False)]
 
     def encode(
@@ -79,15 +88,22 @@ class LLM(llm.LLM):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: ShowProgress = True,
         pooling_task: str | None = None,
+        **adapters: Unpack[AdapterKeywords],
     ) -> list[PoolingRequestOutput]:
         """Return vectors or logits of prompts, which are used unchanged; see `pipelines.pooling.encode_tasks`."""
-        return run_all(self.engine, encode_tasks(self.engine, as_prompts(prompts), pooling_params, pooling_task), use_tqdm)
+        tasks = encode_tasks(self.engine, as_prompts(prompts), pooling_params, pooling_task)
+        return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
 
     def classify(
-        self, prompts: object, pooling_params: PoolingParams | None = None, use_tqdm: ShowProgress = True
+        self,
+        prompts: object,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: ShowProgress = True,
+        **adapters: Unpack[AdapterKeywords],
     ) -> list[ClassificationRequestOutput]:
         """Return the class probabilities of prompts; see `pipelines.classify.classify_tasks`."""
-        return run_all(self.engine, classify_tasks(self.engine, as_prompts(prompts), pooling_params), use_tqdm)
+        tasks = classify_tasks(self.engine, as_prompts(prompts), pooling_params)
+        return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
 
     def reward(
         self,
@@ -95,9 +111,11 @@ class LLM(llm.LLM):
         pooling_params: PoolingParams | None = None,
         use_tqdm: ShowProgress = True,
         step_token: str | int | None = None,
+        **adapters: Unpack[AdapterKeywords],
     ) -> list[PoolingRequestOutput]:
         """Return the rewards of prompts or of their steps; see `pipelines.reward.reward_tasks`."""
-        return run_all(self.engine, reward_tasks(self.engine, as_prompts(prompts), pooling_params, step_token), use_tqdm)
+        tasks = reward_tasks(self.engine, as_prompts(prompts), pooling_params, step_token)
+        return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
 
     def transcribe(
         self,
@@ -108,8 +126,11 @@ class LLM(llm.LLM):
         **options: Unpack[TranscribeKeywords],
     ) -> list[Transcript]:
         """Transcribe one audio item or a list of them; see `pipelines.speech.options.FileOptions` for the options."""
+        adapters = take_adapters(options)
         tasks = transcribe_tasks(self.engine, audio, file_options(language, task, options))
-        return run_all(self.engine, tasks, use_tqdm, 2 * self.engine.config.max_num_seqs)
+        return run_all(
+            self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm, 2 * self.engine.config.max_num_seqs
+        )
 
     def speak(
         self,
@@ -144,13 +165,18 @@ class LLM(llm.LLM):
 
     def embed(self, inputs: object, use_tqdm: ShowProgress = True, **options: Unpack[EmbedKeywords]) -> list[Embedding]:
         """Embed one text, image or video, or a list of them; see `pipelines.embed.EmbedOptions` for the options."""
-        return run_all(self.engine, embed_tasks(self.engine, inputs, read_options(EmbedOptions, options)), use_tqdm)
+        adapters = take_adapters(options)
+        tasks = embed_tasks(self.engine, inputs, read_options(EmbedOptions, options))
+        return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
 
     def score(
         self, query: object, documents: object, use_tqdm: ShowProgress = True, **options: Unpack[ScoreKeywords]
     ) -> list[Score]:
-        """Score how well documents answer a query; see `pipelines.rank.score_tasks` and `ScoreOptions`."""
-        queries, tasks = score_tasks(self.engine, query, documents, read_options(ScoreOptions, options))
+        """Score how well documents answer a query; see `pipelines.rank.score_tasks` and `ScoreOptions`.
+
+        One adapter is for all queries and documents.
+        """
+        queries, tasks = scoring(self.engine, query, documents, options)
         run_all(self.engine, queries, False)
         return run_all(self.engine, tasks, use_tqdm)
 
@@ -181,7 +207,9 @@ class LLM(llm.LLM):
 
     def ocr(self, images: object, use_tqdm: ShowProgress = True, **options: Unpack[OcrKeywords]) -> list[Page]:
         """Read the text of one image, PDF or folder, or a list of them; see `pipelines.ocr.OcrOptions` for the options."""
-        return run_all(self.engine, ocr_tasks(self.engine, images, read_options(OcrOptions, options)), use_tqdm)
+        adapters = take_adapters(options)
+        tasks = ocr_tasks(self.engine, images, read_options(OcrOptions, options))
+        return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
 
 
 class AsyncLLM(async_llm.AsyncLLM):
@@ -207,12 +235,14 @@ class AsyncLLM(async_llm.AsyncLLM):
         """Threads that speak: a step may take as long as a spoken answer. There is one for each answer in progress."""
         return ThreadPoolExecutor(self.engine.config.max_num_seqs, "sensorium-speak")
 
-    async def beam_search(self, prompts: object, params: BeamSearchParams) -> list[BeamSearchOutput]:
+    async def beam_search(
+        self, prompts: object, params: BeamSearchParams, **adapters: Unpack[AdapterKeywords]
+    ) -> list[BeamSearchOutput]:
         """`LLM.beam_search` as a coroutine.
 
         Cancelling this or any of the coroutines below aborts its unfinished requests.
         """
-        tasks = beam_search_tasks(self.engine, as_prompts(prompts), params)
+        tasks = with_adapters(self.engine, beam_search_tasks(self.engine, as_prompts(prompts), params), **adapters)
         return [as_sequences(self.engine, output) for output in await run_all_async(self, tasks)]
 
     async def transcribe(
@@ -224,9 +254,10 @@ class AsyncLLM(async_llm.AsyncLLM):
         **options: Unpack[TranscribeKeywords],
     ) -> list[Transcript]:
         """`LLM.transcribe` as a coroutine. Requests of smaller priorities are served first."""
-        tasks = partial(transcribe_tasks, self.engine, audio, file_options(language, task, options))
-        concurrent = 2 * self.engine.config.max_num_seqs
-        return await run_all_async(self, await in_thread(self._readers, tasks), concurrent, self._readers, priority)
+        adapters = take_adapters(options)
+        make_tasks = partial(transcribe_tasks, self.engine, audio, file_options(language, task, options))
+        tasks = with_adapters(self.engine, await in_thread(self._readers, make_tasks), **adapters)
+        return await run_all_async(self, tasks, 2 * self.engine.config.max_num_seqs, self._readers, priority)
 
     def stream_transcribe(
         self, samples: AsyncIterable[object], rate: float | None = None, **options: Unpack[LiveKeywords]
@@ -273,22 +304,31 @@ class AsyncLLM(async_llm.AsyncLLM):
 
     async def embed(self, inputs: object, priority: int = 0, **options: Unpack[EmbedKeywords]) -> list[Embedding]:
         """`LLM.embed` as a coroutine. Requests of smaller priorities are served first."""
+        adapters = take_adapters(options)
         tasks = embed_tasks(self.engine, inputs, read_options(EmbedOptions, options))
-        return await run_all_async(self, tasks, priority=priority)
+        return await run_all_async(self, with_adapters(self.engine, tasks, **adapters), priority=priority)
 
-    async def classify(self, prompts: object, pooling_params: PoolingParams | None = None) -> list[ClassificationRequestOutput]:
+    async def classify(
+        self, prompts: object, pooling_params: PoolingParams | None = None, **adapters: Unpack[AdapterKeywords]
+    ) -> list[ClassificationRequestOutput]:
         """`LLM.classify` as a coroutine."""
-        return await run_all_async(self, classify_tasks(self.engine, as_prompts(prompts), pooling_params))
+        tasks = classify_tasks(self.engine, as_prompts(prompts), pooling_params)
+        return await run_all_async(self, with_adapters(self.engine, tasks, **adapters))
 
     async def reward(
-        self, prompts: object, pooling_params: PoolingParams | None = None, step_token: str | int | None = None
+        self,
+        prompts: object,
+        pooling_params: PoolingParams | None = None,
+        step_token: str | int | None = None,
+        **adapters: Unpack[AdapterKeywords],
     ) -> list[PoolingRequestOutput]:
         """`LLM.reward` as a coroutine."""
-        return await run_all_async(self, reward_tasks(self.engine, as_prompts(prompts), pooling_params, step_token))
+        tasks = reward_tasks(self.engine, as_prompts(prompts), pooling_params, step_token)
+        return await run_all_async(self, with_adapters(self.engine, tasks, **adapters))
 
     async def score(self, query: object, documents: object, **options: Unpack[ScoreKeywords]) -> list[Score]:
         """`LLM.score` as a coroutine."""
-        queries, tasks = score_tasks(self.engine, query, documents, read_options(ScoreOptions, options))
+        queries, tasks = scoring(self.engine, query, documents, options)
         await run_all_async(self, queries)
         return await run_all_async(self, tasks)
 
@@ -315,12 +355,25 @@ class AsyncLLM(async_llm.AsyncLLM):
 
     async def ocr(self, images: object, **options: Unpack[OcrKeywords]) -> list[Page]:
         """`LLM.ocr` as a coroutine. Folders are listed and PDFs are opened in a thread."""
-        tasks = partial(ocr_tasks, self.engine, images, read_options(OcrOptions, options))
-        return await run_all_async(self, await in_thread(self._readers, tasks))
+        adapters = take_adapters(options)
+        make_tasks = partial(ocr_tasks, self.engine, images, read_options(OcrOptions, options))
+        return await run_all_async(self, with_adapters(self.engine, await in_thread(self._readers, make_tasks), **adapters))
 
 
 def file_options(language: str | None, task: str | None, options: TranscribeKeywords) -> FileOptions:
     return read_options(FileOptions, {"language": language, "task": task, **options}, "audio")
+
+
+def scoring(
+    engine: Engine, query: object, documents: object, options: ScoreKeywords
+) -> tuple[list[Task[Embedding]], list[Task[Score]]]:
+    """Return the tasks of `score`. Raise InputError for several adapters: vectors of different ones cannot be compared."""
+    adapters = take_adapters(options)
+    for name, choice in adapters.items():
+        if isinstance(choice, list | tuple):
+            raise InputError("score takes one <<param>> for all queries and documents", code="invalid_value", param=name)
+    queries, tasks = score_tasks(engine, query, documents, read_options(ScoreOptions, options))
+    return with_adapters(engine, queries, **adapters), with_adapters(engine, tasks, **adapters)
 
 
 AsyncLLMEngine = AsyncLLM  # vLLM's older name

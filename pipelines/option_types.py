@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from ..engine.frontend.adapters import AdapterChoice
 from ..engine.option_types import ChatOptions
 from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
@@ -15,7 +16,14 @@ from .speech.segments import Segment, WindowResult
 SpeechTask = Literal["transcribe", "translate"]
 
 
-class OcrKeywords(TypedDict, total=False):
+class AdapterKeywords(TypedDict, total=False):
+    """See `with_adapter.with_adapters`."""
+
+    adapter: AdapterChoice | Sequence[AdapterChoice]
+    lora_request: AdapterChoice | Sequence[AdapterChoice]
+
+
+class OcrKeywords(AdapterKeywords, total=False):
     """See `ocr.OcrOptions`."""
 
     question: str | None
@@ -39,7 +47,7 @@ class ReadKeywords(TypedDict, total=False):
     convert_office: bool
 
 
-class EmbedKeywords(TypedDict, total=False):
+class EmbedKeywords(AdapterKeywords, total=False):
     """See `embed.EmbedOptions`."""
 
     instruction: str | None
@@ -53,7 +61,7 @@ class EmbedKeywords(TypedDict, total=False):
     truncation_side: Literal["left", "right"] | None
 
 
-class ScoreKeywords(TypedDict, total=False):
+class ScoreKeywords(AdapterKeywords, total=False):
     """See `rank.ScoreOptions`."""
 
     instruction: str | None
@@ -81,7 +89,7 @@ class SpeechKeywords(TypedDict, total=False):
     cache_salt: str | None
 
 
-class TranscribeKeywords(SpeechKeywords, total=False):
+class TranscribeKeywords(SpeechKeywords, AdapterKeywords, total=False):
     """See `speech.options.FileOptions`."""
 
     sequential: bool | None

@@ -61,7 +61,7 @@ def append(turn: Turn) -> Generator[Turn, RequestOutput, RequestOutput]:
 @coroutine
 def gather(
     tasks: Iterable[Task[P]], limit: int, on_result: Callable[[P], P] = lambda result: result
-) -> Generator[_Group, list[P], list[P]]:
+) -> Generator[Group, list[P], list[P]]:
     """Run tasks inside a task, at most `limit` at a time. Return their results in order.
 
     If one fails, the others end, and the error is raised here.
@@ -70,7 +70,7 @@ def gather(
         tasks: the next one is taken when it may begin.
         on_result: called with each result, in order, when those before it are known. It returns what is kept of the result.
     """
-    return (yield _Group(iter(tasks), limit, on_result))
+    return (yield Group(iter(tasks), limit, on_result))
 
 
 @dataclass(eq=False)
@@ -83,9 +83,9 @@ class _Branch:
     """
 
     coroutine: Any
-    group: _Group | None = None
+    group: Group | None = None
     number: int = 0
-    gathers: _Group | None = None
+    gathers: Group | None = None
 
     def close(self) -> None:
         """End the coroutine and those that it gathers."""
@@ -96,7 +96,7 @@ class _Branch:
 
 
 @dataclass(eq=False)
-class _Group:
+class Group:
     """The tasks of a `gather`. `unreported`: results that wait for those before them."""
 
     tasks: Iterator[Task[Any]]
@@ -181,7 +181,7 @@ class Run(Generic[P]):
                 ready = self._fail(branch.group, failure, ready)
                 continue
             else:
-                if isinstance(step, _Group):
+                if isinstance(step, Group):
                     step.owner, branch.gathers = branch, step
                     ready = self._begin(step, ready)
                 else:
@@ -193,7 +193,7 @@ class Run(Generic[P]):
                 ready = self._begin(branch.group, ready)
         return [request for request in requests if request in self._branches]
 
-    def _begin(self, group: _Group, ready: list[_Ready]) -> list[_Ready]:
+    def _begin(self, group: Group, ready: list[_Ready]) -> list[_Ready]:
         """Begin the next task of a group, or let its owner go on if all have ended. Return what is ready then."""
         if group.owner is None:  # the group has ended
             return ready
@@ -205,14 +205,14 @@ class Run(Generic[P]):
             return [*ready, (branch, None, None)]
         return ready if group.running else [*ready, (_release(group), group.results, None)]
 
-    def _fail(self, group: _Group, error: BaseException, ready: list[_Ready]) -> list[_Ready]:
+    def _fail(self, group: Group, error: BaseException, ready: list[_Ready]) -> list[_Ready]:
         """End the coroutines of a group; their requests have no receiver any more. Return what is ready then."""
         group.close()
         self._branches = {request: branch for request, branch in self._branches.items() if not _is_within(branch, group)}
         return [*(entry for entry in ready if not _is_within(entry[0], group)), (_release(group), None, error)]
 
 
-def _release(group: _Group) -> _Branch:
+def _release(group: Group) -> _Branch:
     """Return the owner of a group that has ended. The two no longer refer to each other."""
     owner, group.owner = group.owner, None
     assert owner is not None
@@ -220,7 +220,7 @@ def _release(group: _Group) -> _Branch:
     return owner
 
 
-def _is_within(branch: _Branch | None, group: _Group) -> bool:
+def _is_within(branch: _Branch | None, group: Group) -> bool:
     while branch is not None and branch.group is not None:
         if branch.group is group:
             return True

@@ -28,7 +28,7 @@ _MAX_COMPILED = 4096  # characters; shorter templates of requests are compiled a
 REQUEST_KEYS = ("mm_processor_kwargs", "cache_salt", "fit", "truncate_prompt_tokens", "truncation_side")
 """Keys of a prompt that `chat` takes as arguments."""
 _UNUSED = {  # argument of vLLM -> its only accepted value besides None, and why others are refused
-    "lora_request": (None, "adapters are for generate, chat, stream and live"),
+    "lora_request": (None, "speak and encode_media take no adapters"),
     "prompt_adapter_request": (None, "there are no prompt adapters"),
     "guided_options_request": (None, "give SamplingParams structured_outputs"),
     "tokenization_kwargs": (None, "encode the prompt and give prompt_token_ids"),

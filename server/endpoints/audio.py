@@ -206,9 +206,9 @@ def _timestamps(server: Server, response_format: str, times: Sequence[str]) -> T
 def _options(request: Request, form: AudioForm) -> TranscribeKeywords:
     """Return the options of `transcribe` that all forms have."""
     server = server_of(request)
-    server.check_model(form.model)
     options: TranscribeKeywords = {"prompt": form.prompt, "hotwords": form.words, "vad": form.detects_speech}
     options["boost"] = form.boost
+    options["adapter"] = server.adapter_of(form.model)
     options.update({"track": form.track, "channel": form.channel, "cache_salt": cache_salt(request, form.cache_salt)})
     if form.temperature:  # with 0, hotter answers follow where the first one fails, as OpenAI's do
         options["temperature"] = form.temperature

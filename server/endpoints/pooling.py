@@ -29,14 +29,14 @@ async def embeddings(body: EmbeddingBody, request: Request) -> Response:
     """Embed texts, token ids or media."""
     server = server_of(request)
     results = await embedded(body, request)
-    head = {"object": "list", "model": server.name, "usage": _usage(results)}
+    head = {"object": "list", "model": _model_name(server, body), "usage": _usage(results)}
     written = asyncio.to_thread(_serialise, head, results, body.encoding_format == "base64")
     return Response(await unless_disconnected(request, written), media_type="application/json")
 
 
 async def embedded(body: EmbeddingBody, request: Request) -> Sequence[Embedding]:
     """Return the vectors that a request to /v1/embeddings asks for. Raise InputError if one cannot be computed."""
-    server = _server(request, body.model)
+    server = server_of(request)
     inputs = read_inputs(body.input, "input")
     _check_size(server, body, inputs)
     shape = {"dimensions": body.dimensions, "pooling": body.pooling}
@@ -91,7 +91,7 @@ def _serialise(head: dict[str, Any], results: Sequence[Embedding], as_base64: bo
 
 async def score(body: ScoreBody, request: Request) -> Response:
     """Score pairs of a query and a document, or one query with several documents."""
-    server = _server(request, body.model)
+    server = server_of(request)
     queries = _either(body.queries, body.text_1, "queries", "text_1")
     documents = _either(body.documents, body.text_2, "documents", "text_2")
     query = read_inputs(queries, "queries")
@@ -99,12 +99,12 @@ async def score(body: ScoreBody, request: Request) -> Response:
     results = _checked(await unless_disconnected(request, work), "documents")
     scores = enumerate(results)
     data = [{"index": index, "object": "score", "score": result.score, **_truncated(result)} for index, result in scores]
-    return JSONResponse(_list(server, "score", data, results))
+    return JSONResponse(_list(_model_name(server, body), "score", data, results))
 
 
 async def rerank(body: RerankBody, request: Request) -> Response:
     """Rank documents by how well they answer a query."""
-    server = _server(request, body.model)
+    server = server_of(request)
     if body.top_n is not None and body.top_n < 0:
         raise InputError(f"<<param=>>{body.top_n} must be 0 (all) or above", code="invalid_value", param="top_n")
     documents = read_inputs(body.documents, "documents")
@@ -121,34 +121,37 @@ async def rerank(body: RerankBody, request: Request) -> Response:
             else {"document": {"text": document} if isinstance(document, str) else document}
         )
         entries.append({"index": index, **returned, "relevance_score": scores[index], **_truncated(results[index])})
-    return JSONResponse({"id": new_id("rerank-"), "model": server.name, "usage": _usage(results), "results": entries})
+    return JSONResponse(
+        {"id": new_id("rerank-"), "model": _model_name(server, body), "usage": _usage(results), "results": entries}
+    )
 
 
 async def classify(body: ClassifyBody, request: Request) -> Response:
     """Return the probabilities of a classification checkpoint's classes."""
-    server = _server(request, body.model)
+    server = server_of(request)
     salt = cache_salt(request, body.cache_salt)
     prompts = [{"prompt": item} if isinstance(item, str) else item for item in read_inputs(body.input, "input")]
     salted = prompts if salt is None else [{**prompt, "cache_salt": salt} for prompt in prompts]
     params = PoolingParams(truncate_prompt_tokens=body.truncate_prompt_tokens, truncation_side=body.truncation_side)
-    results = _checked(await unless_disconnected(request, server.llm.classify(salted, params)), "input")
+    work = server.llm.classify(salted, params, adapter=server.adapter_of(body.model))
+    results = _checked(await unless_disconnected(request, work), "input")
     data = []
     for index, result in enumerate(results):
         probs = result.outputs.probs
         best = max(range(len(probs)), key=probs.__getitem__)
         label = server.labels.get(str(best), str(best))
         data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs), **_truncated(result)})
-    return JSONResponse(_list(server, "classify", data, results))
+    return JSONResponse(_list(_model_name(server, body), "classify", data, results))
 
 
-def _server(request: Request, model: str | None) -> Server:
-    server = server_of(request)
-    server.check_model(model)
-    return server
+def _model_name(server: Server, body: EmbeddingBody | ScoreBody | RerankBody | ClassifyBody) -> str:
+    """Return the model of a response: the adapter, if the request names one."""
+    return server.adapter_of(body.model) or server.name
 
 
 def _options(body: EmbeddingBody | ScoreBody | RerankBody, request: Request) -> dict[str, Any]:
     options = {
+        "adapter": server_of(request).adapter_of(body.model),
         "instruction": body.instruction,
         "cache_salt": cache_salt(request, body.cache_salt),
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
@@ -172,8 +175,8 @@ def _checked(results: Sequence[Any], param: str) -> Sequence[Any]:
     return results
 
 
-def _list(server: Server, kind: str, data: Sequence[Any], results: Sequence[PooledResult]) -> dict[str, Any]:
-    head = {"id": new_id(f"{kind}-"), "object": "list", "created": int(time.time()), "model": server.name}
+def _list(model: str, kind: str, data: Sequence[Any], results: Sequence[PooledResult]) -> dict[str, Any]:
+    head = {"id": new_id(f"{kind}-"), "object": "list", "created": int(time.time()), "model": model}
     return {**head, "data": data, "usage": _usage(results)}
 
 

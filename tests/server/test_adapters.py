@@ -107,8 +107,25 @@ def test_every_endpoint_of_answers_takes_the_name_of_an_adapter(served, expected
     assert httpx.post(f"{url}/api/chat", json=ollama, timeout=60).json()["message"]["content"] == expected["red"]
 
 
+def test_endpoints_of_vectors_take_the_name_of_an_adapter(served):
+    url, server = served
+    for model, adapter in (("red", "red"), ("tiny-vl", None)):
+        response = httpx.post(f"{url}/v1/embeddings", json={"model": model, "input": "a b"}, timeout=60).json()
+        (expected,) = server.llm.llm.embed("a b", use_tqdm=False, adapter=adapter)
+        assert response["model"] == model
+        assert response["data"][0]["embedding"] == expected.vector.tolist()
+        body = {"model": model, "text_1": "a", "text_2": ["b", "c"]}
+        response = httpx.post(f"{url}/score", json=body, timeout=60).json()
+        scores = server.llm.llm.score("a", ["b", "c"], use_tqdm=False, adapter=adapter)
+        assert response["model"] == model
+        assert [entry["score"] for entry in response["data"]] == [one.score for one in scores]
+    changed = [server.llm.llm.score("a", "b", use_tqdm=False, adapter=one)[0].score for one in ("red", None)]
+    assert changed[0] != changed[1]
+
+
 def test_endpoints_that_take_no_adapters_refuse_them(served):
-    found = error(httpx.post(f"{served[0]}/v1/embeddings", json={"model": "red", "input": "a"}))
+    files = {"file": ("a.pdf", b"%PDF-1.4", "application/pdf")}
+    found = error(httpx.post(f"{served[0]}/v1/documents", data={"model": "red"}, files=files))
     assert (found["code"], found["param"]) == ("unsupported", "model")
 
 
