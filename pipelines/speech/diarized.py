@@ -46,9 +46,13 @@ def to_diarized_json(timeline: SpeechTimeline) -> str:
 
 
 def diarized_fields(timeline: SpeechTimeline) -> dict[str, Any]:
-    """Return OpenAI's object of a transcription with speakers. Unnamed speakers are A, B, C, ... in it. See `to_rttm`."""
-    _turns(timeline, "diarized_json")
-    letters, names = _letters(), dict[str, str]()
+    """Return OpenAI's object of a transcription with speakers. See `to_rttm`.
+
+    Unnamed speakers are A, B, C, ... in it, without those that are the name of another speaker.
+    """
+    turns, names = _turns(timeline, "diarized_json"), dict[str, str]()
+    taken = {entry.speaker for entry in (*turns, *timeline.segments)}
+    letters = (letter for letter in _letters() if letter not in taken)
     segments = []
     for number, segment in enumerate(timeline.segments):
         label = segment.speaker or "unknown"

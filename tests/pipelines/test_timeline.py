@@ -102,6 +102,9 @@ def test_diarized_json_has_the_types_of_openai() -> None:
     many = [Segment(float(i), i + 1.0, "a", speaker=f"SPEAKER_{i:02}") for i in range(28)]
     speakers = json.loads(write("diarized_json", SpeechTimeline((*many, Segment(28.0, 29.0, "b", speaker="Ann")), turns=())))
     assert [part["speaker"] for part in speakers["segments"][24:]] == ["Y", "Z", "AA", "AB", "Ann"]
+    named = (Segment(0.0, 1.0, "a", speaker="SPEAKER_00"), Segment(1.0, 2.0, "b", speaker="A"))
+    speakers = json.loads(write("diarized_json", SpeechTimeline(named, turns=())))
+    assert [part["speaker"] for part in speakers["segments"]] == ["B", "A"]
 
 
 @pytest.mark.parametrize("name", ["rttm", "stm", "diarized_json"])
