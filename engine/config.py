@@ -51,6 +51,7 @@ _POSITIVE = (
     "max_loras",
     "max_lora_rank",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
 )
 _FLAGS = (
     "offline",
@@ -150,6 +151,8 @@ class EngineConfig:
         tensor_parallel_size: number of processes that divide the decoder's heads, MLPs and head among them, each with its part
             of the weights and of the KV cache. Answers have the same bits as with 1. Above 1, it implies `engine_process`, and
             runs on a CPU.
+        pipeline_parallel_size: number of processes that divide the decoder's layers among them, one after the other, each with
+            the weights and the KV cache of its layers. As with `tensor_parallel_size`, of which only one may be above 1.
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
@@ -229,6 +232,7 @@ class EngineConfig:
     engine_restarts: int = 3
     engine_standby: bool = False
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     max_logprobs: int = 20
     max_sampling_chars: int = 1 << 14
     max_uuids: int = 1 << 16
@@ -263,7 +267,7 @@ class EngineConfig:
             object.__setattr__(self, "load_mtp", True)
         for name in _POSITIVE:
             _check_positive(name, getattr(self, name))
-        if self.tensor_parallel_size > 1:
+        if self.num_ranks > 1:
             object.__setattr__(self, "engine_process", True)
         if not isinstance(self.media, MediaPolicy):
             raise _error("media", self.media, "must be a MediaPolicy or a mapping of its fields")
@@ -306,6 +310,11 @@ class EngineConfig:
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
                 raise _error(f"limit_mm_per_prompt[{modality!r}]", limit, "must be an integer, 0 or above")
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that share the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def takes(self, modality: str) -> bool:
         """Return whether requests may have items of this modality."""

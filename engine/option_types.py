@@ -123,7 +123,6 @@ class VllmEngineArgs(TypedDict, total=False):
     otlp_traces_endpoint: Any
     override_pooler_config: Any
     performance_mode: Any
-    pipeline_parallel_size: Any
     pooler_config: Any
     preemption_mode: Any
     prefill_context_parallel_size: Any
@@ -208,6 +207,7 @@ class EngineOptions(VllmEngineArgs, total=False):
     engine_restarts: int | None
     engine_standby: bool | None
     tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
     max_logprobs: int | None
     max_sampling_chars: int | None
     max_uuids: int | None

@@ -18,7 +18,7 @@ _POOLING = "each request chooses: PoolingParams(pooling=...) for vectors, Poolin
 
 # (reason, accepted values, names): the accepted values ask for what the engine does anyway
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    (_ONE_DEVICE, (1,), "pipeline_parallel_size data_parallel_size data_parallel_size_local nnodes"),
+    (_ONE_DEVICE, (1,), "data_parallel_size data_parallel_size_local nnodes"),
     (_ONE_DEVICE, (1,), "prefill_context_parallel_size decode_context_parallel_size"),
     (_ONE_DEVICE, (0,), "data_parallel_rank data_parallel_start_rank node_rank"),
     (_ONE_DEVICE, (False,), "enable_dbo enable_eplb enable_elastic_ep ray_workers_use_nsight"),

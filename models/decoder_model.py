@@ -126,8 +126,12 @@ class DecoderModel(nn.Module):
 
     @property
     def captured_layers(self) -> int:
-        """Number of layers after which `forward` can capture hidden states; 0 for stacks of several streams or two inputs."""
-        return len(self.spec.layers) if type(self.language_model) is Decoder and not self.spec.cross_attentions else 0
+        """Number of layers after which `forward` can capture hidden states.
+
+        0 for stacks of several streams or two inputs, and if other ranks hold some of the layers.
+        """
+        captures = type(self.language_model) is Decoder and not self.spec.cross_attentions and self.language_model.ranks is None
+        return len(self.spec.layers) if captures else 0
 
     def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
         return hidden
@@ -236,7 +240,10 @@ class DecoderModel(nn.Module):
         """Canonical prefixes of all stored tensors that are not used."""
         first, count = len(self.spec.layers), self.spec.mtp_layers
         layers = (stem for index in range(first, first + count) for stem in stored_stems(index, ()))
-        return (*_MTP, *layers, *self.ignored)
+        decoder = self.language_model  # None with parts="encoder"
+        held = range(first) if decoder is None else decoder.held
+        absent = (f"language_model.layers.{index}." for index in range(first) if index not in held)
+        return (*_MTP, *layers, *absent, *self.ignored)
 
     def keep_encoders(self, modalities: Collection[str]) -> None:
         """Remove the encoders of all other modalities; their weights are not loaded. Call it before `load_weights`.

@@ -1,7 +1,7 @@
 """An executor over several processes, the ranks, each of which holds a part of the decoder's weights and KV cache.
 
-Every rank gets every message in the same order, encodes the same items, samples the same tokens, and joins its part of each
-layer with those of the others. A rank that ends, stands still or computes something else ends this process, so that all ranks
+Every rank gets every message in the same order, encodes the same items, samples the same tokens, and joins its part of the
+decoder with those of the others. A rank that ends, stands still or computes something else ends this process, so that all ranks
 end and the engine is started again.
 """
 
@@ -42,13 +42,14 @@ Result = TypeVar("Result")
 Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
 
 
-def join(rank: int, size: int, meeting: str) -> Ranks:
+def join(config: EngineConfig, rank: int, meeting: str) -> Ranks:
     """Wait until all ranks of a model are here. `meeting`: path of a file that they share."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    size = config.num_ranks
     store: Any = distributed.FileStore(meeting, size)  # type: ignore[attr-defined]
     limit = timedelta(seconds=GATHER_SECONDS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    return Ranks(rank, size)
+    return Ranks(rank, size, layers=config.pipeline_parallel_size > 1)
 
 
 def signature(output: StepOutput) -> Signature:
@@ -61,7 +62,7 @@ class Peers:
 
     def __init__(self, config: EngineConfig) -> None:
         """Start the processes and wait until they have met."""
-        size = config.tensor_parallel_size
+        size = config.num_ranks
         threads = max(1, torch.get_num_threads() // size)
         torch.set_num_threads(threads)
         level = logging.getLogger(__name__.partition(".")[0]).getEffectiveLevel()
@@ -75,7 +76,7 @@ class Peers:
             self.children.append(start_child(bodies, "rank_server"))
             self.send_one(rank, "load", config, rank, meeting, threads, level, models)
         threading.Thread(target=self._watch, name="sensorium-ranks", daemon=True).start()
-        self.ranks = join(0, size, meeting)
+        self.ranks = join(config, 0, meeting)
 
     def send_one(self, rank: int, verb: str, *arguments: object) -> None:
         self.children[rank - 1].channel.send(*pack((verb, arguments)))

@@ -39,7 +39,7 @@ def _load(
     torch.set_num_threads(num_threads)
     for architecture, model, processing in rows:
         register_model(architecture, model=model, processing=processing)
-    ranks = join(rank, config.tensor_parallel_size, meeting)
+    ranks = join(config, rank, meeting)
     files = load_model_files(config.model, config.adapter, config.hf_overrides)
     tokenizer = Tokenizer(files.tokenizer_folder)
     core, _ = load_engine(config, files, load_processing(files, config.mm_processor_kwargs, tokenizer), tokenizer, ranks)

@@ -111,7 +111,7 @@ def load_ranks(
     config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer
 ) -> tuple[EngineCore | EncoderCore, EngineConfig]:
     """Load a model in this process, or its parts in this process and in others. Arguments and errors: see `load_engine`."""
-    if config.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         return load_engine(config, files, info, tokenizer)
     resolve_engine(config, files, info, on_device=False)  # errors that need no other process
     peers = Peers(config)

@@ -118,7 +118,7 @@ class ModelSource:
         if config.packed_cache_dir is None or config.torch_device.type != "cpu" or self.files.adapter is not None:
             return None
         kernels = (native.ABI, bodies_in_use(), config.kernels, config.dtype == "auto", str(self.dtype))
-        part = () if self.ranks is None else (self.ranks.rank, self.ranks.size)
+        part = () if self.ranks is None else (self.ranks.rank, self.ranks.size, self.ranks.layers)
         name = digest("sensorium.packed", self.files.stat_digest(), config.quantization, kernels, *part)
         return Path(config.packed_cache_dir) / f"{name}.safetensors"
 

@@ -1,4 +1,4 @@
-"""Says which options and models cannot be divided among ranks (`tensor_parallel_size`)."""
+"""Says which options and models cannot be divided among ranks (`tensor_parallel_size`, `pipeline_parallel_size`)."""
 
 from __future__ import annotations
 
@@ -9,44 +9,62 @@ from torch import nn
 from ...callers.errors import ConfigError
 from ...models.interface import Model
 from ...models.layers.ranks import Ranks
+from ...models.text.decoder import Decoder
 from ..config import EngineConfig
 from ..speculative_config import read_speculative_config
 
-_PARAM = "tensor_parallel_size"
-_WHOLE = {
-    "parts": "all",
-    "load_talker": False,
-    "load_mtp": False,
-    "enable_lora": False,
-}  # options and the value that ranks take
+_WHOLE = {"parts": "all", "load_talker": False, "load_mtp": False, "enable_lora": False}
+"""Options, and the value that several ranks can honour."""
 
 
 def check_rank_options(config: EngineConfig) -> None:
     """Raise ConfigError for an option that several ranks cannot honour."""
-    if config.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         return
+    layers = config.tensor_parallel_size == 1
+    if config.tensor_parallel_size > 1 and config.pipeline_parallel_size > 1:
+        raise _error(config.num_ranks // config.tensor_parallel_size, True, "cannot be combined with <<tensor_parallel_size>>")
     if config.torch_device.type != "cpu":
-        raise _error(config.tensor_parallel_size, "divides a model on a CPU only; use <<device=>>'cpu', or an engine per GPU")
+        raise _error(config.num_ranks, layers, "divides a model on a CPU only; use <<device=>>'cpu', or an engine per GPU")
     if config.uses_async_scheduling:
-        raise _error(config.tensor_parallel_size, "needs <<async_scheduling=>>None or False")
+        raise _error(config.num_ranks, layers, "needs <<async_scheduling=>>None or False")
     for name, value in _WHOLE.items():
         if getattr(config, name) != value:
-            raise _error(config.tensor_parallel_size, f"cannot be combined with <<{name}>>; leave one of them out")
+            raise _error(config.num_ranks, layers, f"cannot be combined with <<{name}>>; leave one of them out")
     if read_speculative_config(config.speculative_config).predicted:
         reason = "cannot be combined with drafts of a model; use the method 'suffix' or 'ngram' in <<speculative_config>>"
-        raise _error(config.tensor_parallel_size, reason)
+        raise _error(config.num_ranks, layers, reason)
 
 
 def check_ranks(model: Model, ranks: Ranks, architecture: str) -> None:
     """Raise ConfigError if a model has weights that cannot be divided, or no layer that could be."""
+    reason = None
     if getattr(model, "formats", None) is not None:
         reason = "the checkpoint is quantised; give one that is not, with quantization='int8' or 'int4' if it shall be smaller"
-        raise _error(ranks.size, f"cannot be honoured: {reason}")
-    if model.adapters:
-        raise _error(ranks.size, f"cannot be honoured: {architecture} has adapters of its own")
-    if not any(getattr(module, "ranks", None) is not None for module in cast(nn.Module, model).modules()):
-        raise _error(ranks.size, f"cannot be honoured: it divides neither the heads nor the MLPs of {architecture}")
+    elif model.adapters:
+        reason = f"{architecture} has adapters of its own"
+    elif ranks.layers:
+        reason = _undivided_layers(getattr(model, "language_model", None), ranks, architecture)
+    elif not any(getattr(module, "ranks", None) is not None for module in cast(nn.Module, model).modules()):
+        reason = f"it divides neither the heads nor the MLPs of {architecture}"
+    if reason is not None:
+        raise _error(ranks.size, ranks.layers, f"cannot be honoured: {reason}")
 
 
-def _error(size: int, reason: str) -> ConfigError:
-    return ConfigError(f"<<param=>>{size} {reason}", param=_PARAM, value=str(size))
+def _undivided_layers(decoder: object, ranks: Ranks, architecture: str) -> str | None:
+    """Return why ranks cannot divide the layers of a decoder, or None."""
+    if not isinstance(decoder, Decoder) or type(decoder).forward is not Decoder.forward:
+        return f"the layers of {architecture} cannot be divided"
+    layers = decoder.spec.layers
+    if len(layers) < ranks.size:
+        return f"{architecture} has {len(layers)} layers here"
+    parts = [ranks.layers_of(rank, len(layers)) for rank in range(ranks.size)]
+    sources = ((number, getattr(layer.mixer, "source", None)) for number, layer in enumerate(layers))
+    if any(source is not None and not any(number in part and source in part for part in parts) for number, source in sources):
+        return f"layers of {architecture} read the KV cache of layers that another process would hold"
+    return None
+
+
+def _error(size: int, layers: bool, reason: str) -> ConfigError:
+    param = "pipeline_parallel_size" if layers else "tensor_parallel_size"
+    return ConfigError(f"<<param=>>{size} {reason}", param=param, value=str(size))

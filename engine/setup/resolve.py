@@ -84,7 +84,7 @@ def resolve_engine(
 
     Args:
         on_device: build the model on its device, for weights to be loaded; else on the meta device.
-        ranks: the processes that share the model. None, with `tensor_parallel_size` above 1: a plan for rank 0.
+        ranks: the processes that share the model. None, with several of them: a plan for rank 0.
 
     Raises:
         ConfigError: an unknown architecture, options that contradict the model or the device, or a cache that cannot hold one
@@ -113,8 +113,8 @@ def resolve_engine(
         )
     if config.load_talker:
         build_talker(config, files, torch.device("meta"))
-    if ranks is None and config.tensor_parallel_size > 1:
-        ranks = Ranks(0, config.tensor_parallel_size)
+    if ranks is None and config.num_ranks > 1:
+        ranks = Ranks(0, config.num_ranks, layers=config.pipeline_parallel_size > 1)
     source = ModelSource(config, files, info, ranks)
     plan_model = cache(source.build_for_plan)
     if config.parts != "encoder":

@@ -1,7 +1,7 @@
-"""Tensor parallelism: the part of a layer that a rank holds, and how the parts of a result are joined.
+"""The part of a decoder that a rank holds: a part of each layer (tensor parallelism), or whole layers; how results are joined.
 
-Weights are split by outputs, never by inputs: one rank computes each number, from a whole sum, so that it has the same bits as
-on one device. Parts are gathered where the next layer reads all of them.
+A layer's weights are split by outputs, never by inputs. One rank computes each number, from a whole sum, so that it has the
+same bits as on one device. Parts are gathered where the next layer reads all of them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,19 @@ def _gather_on_meta(x: Tensor, size: int) -> Tensor:
     return x.new_empty(len(x), size * x.shape[1])
 
 
+def _share(x: Tensor, source: int) -> Tensor:
+    shared = x.clone(memory_format=torch.contiguous_format)
+    torch.distributed.broadcast(shared.view(torch.uint8), source)
+    return shared
+
+
 _library = torch.library.Library("sensorium", "FRAGMENT")  # an operator, so that recorded steps repeat it
 _library.define("gather_columns(Tensor x, int size) -> Tensor")
 _library.impl("gather_columns", _gather_columns, "CPU")
 _library.impl("gather_columns", _gather_on_meta, "Meta")
+_library.define("share_from_rank(Tensor x, int source) -> Tensor")
+_library.impl("share_from_rank", _share, "CPU")
+_library.impl("share_from_rank", lambda x, source: torch.empty_like(x), "Meta")
 
 
 @dataclass(frozen=True)
@@ -40,10 +49,12 @@ class Ranks:
         rank: number of this process, from 0.
         size: number of processes, at least 2. They are those of torch's default process group, except in a plan, which computes
             nothing.
+        layers: they divide the layers of the decoder, and not the outputs of each.
     """
 
     rank: int
     size: int
+    layers: bool = False
 
     def divides(self, *counts: int) -> bool:
         """Return whether each count splits into equal parts."""
@@ -53,6 +64,17 @@ class Ranks:
         """Return this rank's part of `count` outputs, which `size` divides."""
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
+
+    def layers_of(self, rank: int, count: int) -> range:
+        """Return the layers of a rank, of `count`: earlier ranks have earlier layers, and at most one more."""
+        starts = [-(-count * number // self.size) for number in (rank, rank + 1)]
+        return range(*starts)
+
+    def share(self, x: Tensor, add: Tensor | None, source: int) -> tuple[Tensor, Tensor]:
+        """Return the residual stream and the output to be added to it, `[rows, hidden]`, of the rank `source`. All call it."""
+        both = torch.stack((x, torch.zeros_like(x) if add is None else add))
+        shared: Tensor = torch.ops.sensorium.share_from_rank(both, source)
+        return shared[0], shared[1]
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the columns of all ranks in their order: `[rows, part]` -> `[rows, size * part]`. All ranks call it."""
@@ -87,6 +109,7 @@ def building_for(ranks: Ranks | None) -> Iterator[None]:
         _ranks.reset(token)
 
 
-def current_ranks() -> Ranks | None:
-    """Return the ranks of `building_for`."""
-    return _ranks.get()
+def current_ranks(layers: bool = False) -> Ranks | None:
+    """Return the ranks of `building_for` if they divide the outputs of each layer; with `layers`, if they divide the layers."""
+    ranks = _ranks.get()
+    return ranks if ranks is not None and ranks.layers == layers else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -61,6 +61,14 @@ class CrossLayer(TensorModule):
         add = add.mul_(self.cross_attn_attn_gate.weight.tanh()).masked_fill_(hidden[0], 0)
         add = self.mlp(self.before_mlp(x, add), None)
         return add.mul_(self.cross_attn_mlp_gate.weight.tanh()).masked_fill_(hidden[1], 0)
+
+
+class AbsentLayer(TensorModule):
+    """A layer that another rank holds. `mixers`: its mixers without memory, which say what they cache."""
+
+    def __init__(self, layer: CrossLayer | DecoderLayer) -> None:
+        super().__init__()
+        self.mixers = layer.mixers  # in a tuple, so that they are not registered
 
 
 Mixer = DecoderAttention | LatentAttention | ShortConv | GatedDeltaNet | Mamba2 | LightningAttention
@@ -170,7 +178,12 @@ class Decoder(TensorModule):
         self.embed_tokens = EmbeddingTable(spec.vocab_size, spec.hidden_size, dtype, device, spec.embed_scale)
         is_cross = [isinstance(layer.mixer, AttentionSpec) and layer.mixer.cross for layer in spec.layers]
         classes = [CrossLayer if cross else self.layer_class for cross in is_cross]
-        layers = [make(layer, spec, dtype, device) for make, layer in zip(classes, spec.layers, strict=True)]
+        self.ranks = ranks = current_ranks(layers=True)
+        self.held = range(len(classes)) if ranks is None else ranks.layers_of(ranks.rank, len(classes))
+        layers: list[CrossLayer | DecoderLayer | AbsentLayer] = [
+            make(layer, spec, dtype, device) if i in self.held else AbsentLayer(make(layer, spec, dtype, torch.device("meta")))
+            for i, (make, layer) in enumerate(zip(classes, spec.layers, strict=True))
+        ]
         self.layers = nn.ModuleList(layers)
         self.norm = build_norm(spec, dtype, device, spec.last_norm)
         self.cache_specs, self.cache_of_layer = list[CacheSpec](), list[int]()
@@ -200,20 +213,45 @@ class Decoder(TensorModule):
         rotated = [rotary(batch.positions) for rotary in self.rotaries]
         scaled = [temperature(batch.positions) for temperature in self.temperatures]
         cos_sin = [*rotated, *scaled, None]  # -1: no positions
-        add, modality_ids, per_layer = None, batch.modality_ids, self._per_layer_inputs(x, batch)
-        steps = zip(self.layers, self.rope_of_layer, self.cache_of_layer, per_layer, self.further_mixers, strict=True)
-        for i, (layer, rope, cache, second, further) in enumerate(steps):
+        per_layer = self._per_layer_inputs(x, batch)
+        if self.ranks is None:
+            return self.norm(x, self._run_layers(x, None, batch, cos_sin, levels, per_layer))
+        add: Tensor | None = None
+        for rank in range(self.ranks.size):
+            if rank == self.ranks.rank:
+                add = self._run_layers(x, add, batch, cos_sin, levels, per_layer)
+            x, add = self.ranks.share(x, add, rank)
+        return self.norm(x, add)
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        add: Tensor | None,
+        batch: ForwardBatch,
+        cos_sin: Sequence[CosSin | None],
+        levels: Mapping[int, Tensor],
+        per_layer: Sequence[Tensor | None],
+    ) -> Tensor | None:
+        """Update `x` by the layers of this rank, and return what is to be added to it. Arguments: as in `DecoderLayer.forward`.
+
+        Args:
+            cos_sin: by `rope_of_layer`.
+            levels: of `put_encoder_rows`.
+            per_layer: the second input of each layer.
+        """
+        for i in self.held:
+            layer, cache = self.layers[i], self.cache_of_layer[i]
             if isinstance(layer, CrossLayer):
                 if batch.cross_mask is not None:
                     add = layer(x, add, batch.cross_rows, batch.cross_mask, batch.kv_caches[cache], batch.attn[cache])
                 continue
-            first_cache, *more = ((batch.kv_caches[cache + j], batch.attn[cache + j]) for j in (0, *further))
-            add = layer(x, add, cos_sin[rope], *first_cache, modality_ids, second, *more)
+            first_cache, *more = ((batch.kv_caches[cache + j], batch.attn[cache + j]) for j in (0, *self.further_mixers[i]))
+            add = layer(x, add, cos_sin[self.rope_of_layer[i]], *first_cache, batch.modality_ids, per_layer[i], *more)
             _capture(batch.hidden_captures, i + 1, x, add)
             if batch.embed_index is not None and i in levels:
                 scatter_rows_(x.add_(add), batch.embed_index, levels[i], add=True)
                 add = None
-        return self.norm(x, add)
+        return add
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Return the embeddings `[rows, hidden]` of the batch's tokens, without encoder rows."""

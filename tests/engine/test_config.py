@@ -46,7 +46,7 @@ CPU = torch.device("cpu")
         ({"encoder_cache_dir": "a\0b"}, "is not a folder"),
         ({"encoder_cache_dir": "~\0b"}, "is not a folder"),
         ({"encoder_cache_dir": __file__}, "is not a folder; give a folder, or a path where one can be created"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 cannot be honoured: an engine runs on one device"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2 cannot be honoured: an engine runs on one device"),
         ({"media": {"nope": 1}}, "unknown option 'nope' of media; the known ones are "),
     ],
 )

@@ -28,6 +28,8 @@ PARAMS = [
 ]
 OPTIONS = {"max_model_len": 512, "max_num_seqs": 4, "limit_mm_per_prompt": {"image": 2}}
 FAMILIES = ("qwen3_vl", "gemma3", "phi3_vision", "qwen2_audio")
+STAGED = ("qwen3_vl", "qwen3_vl_moe", "kimi_vl", "lfm2_vl", "mllama")
+"""With deepstack levels, mixtures of experts, latent attention, layers with a state, and cross-attention."""
 
 
 def answers(llm: LLM, prompts: object, params: object) -> list[Any]:
@@ -53,14 +55,17 @@ def _is_rank(pid: int) -> bool:
         (2, {"dtype": "float32"}),
         (4, {"dtype": "bfloat16", "max_num_batched_tokens": 24, "speculative_config": {"method": "suffix"}}),
         (2, {"dtype": "float32", "quantization": "int8", "kv_cache_dtype": "int8"}),
+        (3, {"dtype": "bfloat16", "kind": "pipeline_parallel_size"}),
     ],
     ids=str,
 )
 def test_answers_have_the_bits_of_one_process(size: int, options: Mapping[str, Any]) -> None:
-    """With 4 ranks, two of them hold the same head of keys."""
+    """With 4 ranks that divide heads, two of them hold the same head of keys; three stages have 2, 1 and 1 layers."""
+    kind = options.get("kind", "tensor_parallel_size")
+    options = {name: value for name, value in options.items() if name != "kind"}
     with LLM(MODEL, **OPTIONS, **options) as llm:
         alone = answers(llm, PROMPTS, PARAMS)
-    with LLM(MODEL, **OPTIONS, **options, tensor_parallel_size=size) as llm:
+    with LLM(MODEL, **OPTIONS, **options, **{kind: size}) as llm:
         assert llm.config.engine_process
         assert len(peers(llm)) == size - 1
         assert answers(llm, PROMPTS, PARAMS) == alone
@@ -70,14 +75,17 @@ def test_answers_have_the_bits_of_one_process(size: int, options: Mapping[str, A
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_answer_with_the_bits_of_one_process(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("tensor_parallel_size", name) for name in FAMILIES] + [("pipeline_parallel_size", name) for name in STAGED],
+)
+def test_families_answer_with_the_bits_of_one_process(kind: str, name: str, tmp_path: Path) -> None:
     row = load_rows()[name]
     folder = save(row, tmp_path / "model")
     prompts = [ask(row, case, seed).ours for seed, case in enumerate(row.default_cases())]
     with make_llm(row, folder) as llm:
         alone = answers(llm, prompts, PARAMS[0])
-    with make_llm(row, folder, tensor_parallel_size=2) as llm:
+    with make_llm(row, folder, **{kind: 2}) as llm:
         assert answers(llm, prompts, PARAMS[0]) == alone
 
 
@@ -124,7 +132,9 @@ def test_no_process_is_left_and_processors_run_on_all_ranks() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"tensor_parallel_size": 3}, "divides neither"),
+        ({"tensor_parallel_size": 5}, "divides neither"),
+        ({"pipeline_parallel_size": 5}, "4 layers"),
+        ({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"tensor_parallel_size": 2, "parts": "encoder"}, "parts"),
         ({"tensor_parallel_size": 2, "enable_lora": True}, "enable_lora"),
         ({"tensor_parallel_size": 2, "async_scheduling": True}, "async_scheduling"),
@@ -135,7 +145,7 @@ def test_no_process_is_left_and_processors_run_on_all_ranks() -> None:
 def test_what_ranks_cannot_divide_is_refused(options: Mapping[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word) as raised:
         LLM(MODEL, **OPTIONS, **options)
-    assert raised.value.info.param == "tensor_parallel_size"
+    assert raised.value.info.param == next(name for name in options if name.endswith("parallel_size"))
 
 
 def test_a_plan_is_that_of_a_rank() -> None:

@@ -18,7 +18,7 @@ from sensorium.engine.vllm_args import IGNORED, NAMES, ONLY, RENAMED, SILENT
 from sensorium.models.vllm_architectures import translate_architecture
 
 PLAIN = {  # arguments as scripts give them, all without a warning
-    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
     "trust_remote_code": False,
     "enforce_eager": False,
     "hf_overrides": {},
@@ -166,10 +166,10 @@ def test_one_warning_for_all_without_effect():
     ("options", "message"),
     [
         (
-            {"pipeline_parallel_size": 2},
-            "pipeline_parallel_size=2 cannot be honoured: an engine runs on one device; start one per GPU",
+            {"data_parallel_size": 2},
+            "data_parallel_size=2 cannot be honoured: an engine runs on one device; start one per GPU",
         ),
-        ({"pipeline_parallel_size": True}, "pipeline_parallel_size=True cannot"),
+        ({"data_parallel_size": True}, "data_parallel_size=True cannot"),
         ({"tokenizer": "other"}, "tokenizer='other' cannot be honoured: all files come from model"),
         (
             {"revision": "a", "tokenizer_revision": "b"},
