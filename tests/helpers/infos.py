@@ -34,11 +34,22 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
             "model": {"init_args": {"model_args": {"num_classes": 2}}},
         }
     },
+    "LlavaNextVideoProcessingInfo": {
+        "vision_config": {"image_size": 224, "patch_size": 14},
+        "image_grid_pinpoints": [[224, 448], [448, 448]],
+    },
     "TarsierProcessingInfo": {"vision_config": {"image_size": 224}},
 }
 """config.json of families whose defaults contradict each other."""
-IMAGE_OPTIONS = {"KimiVLProcessingInfo": {"pad_input": True}}
-"""Preprocessor JSON of families whose defaults refuse an item of ITEMS."""
+IMAGE_OPTIONS = {
+    "KimiVLProcessingInfo": {"pad_input": True},
+    "LlavaNextVideoProcessingInfo": {
+        "size": {"shortest_edge": 224},
+        "crop_size": 224,
+        "image_grid_pinpoints": [[224, 448], [448, 448]],
+    },
+}
+"""Preprocessor JSON of families whose defaults refuse an item of ITEMS, or contradict the config."""
 
 ITEMS = {
     "image": [np.zeros((60, 40, 3), np.uint8), np.zeros((40, 500, 3), np.uint8)],

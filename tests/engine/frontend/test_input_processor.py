@@ -92,6 +92,7 @@ OTHER_REASONS = {
     ("Ernie45VLProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Keye15ProcessingInfo", "video"): TOO_MANY_ROWS,
     ("KimiVLProcessingInfo", "image"): "whole patches of 14 pixels, but a row of this model takes 2 x 2",
+    ("Exaone45ProcessingInfo", "video"): TOO_MANY_ROWS,
     ("KeyeProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Molmo2ProcessingInfo", "video"): ONE_VIDEO,
     ("Ovis25ProcessingInfo", "video"): ONE_VIDEO,
