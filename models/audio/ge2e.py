@@ -16,6 +16,7 @@ from .lstm import Lstm, lstm_from
 RATE = 16_000  # hertz
 WINDOW, HOP = 400, 160  # samples
 _PART, _PART_STEP = 160, 80  # frames of mel energies that the network reads at a time
+_ROUND = 8  # frames of shorter parts, so that they have few lengths, for each of which the LSTM keeps a plan
 _LOUDNESS = -30.0  # decibels; quieter speech is amplified
 
 
@@ -46,11 +47,14 @@ class SpeakerEncoder:
     def embed(self, frames: Sequence[Tensor]) -> Tensor:
         """Return a vector of length 1 for the speech of each speaker, `frames [n, bands]` of one or more: `[speakers, dim]`.
 
-        The vector is the mean of those of parts of 1.6 s. Speech that is shorter is one part.
+        The vector is the mean of those of parts of 1.6 s. Speech that is shorter is one part, of a multiple of 80 ms if it
+        can be.
         """
         parts, owners = list[Tensor](), list[int]()
         for owner, own in enumerate(frames):
             own = own * self._gain(own)
+            if _ROUND <= len(own) < _PART:
+                own = own[: len(own) // _ROUND * _ROUND]
             starts = range(0, max(1, len(own) - _PART + 1), _PART_STEP)
             parts += [own[start : start + _PART] for start in starts]
             owners += [owner] * len(starts)

@@ -8,7 +8,7 @@ import numpy as np
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 _APART = 0.2
-_MAX_NODES = 2_000  # vectors that are compared with each other; with more, the most similar ones are merged first
+_MAX_NODES = 1_000  # vectors that are compared with each other; with more, the most similar ones are merged first
 
 
 def cluster(vectors: Array, weights: Array, windows: Array, similarity: float, limits: tuple[int, int], least: float) -> Array:
@@ -67,7 +67,9 @@ class _Clusters:
         """
         alive = np.ones(len(self.sizes), dtype=bool)
         unit = _unit(self.sums)
-        table = np.stack([self._similarities(row, unit, alive) for row in range(len(unit))])
+        share = self.beside / np.minimum(self.sizes[:, None], self.sizes)
+        table = unit @ unit.T - _APART * np.minimum(share, 1.0)
+        np.fill_diagonal(table, -np.inf)
         best = table.max(1)
         num_large = int((self.sizes >= smallest).sum())
         while alive.sum() > 1:

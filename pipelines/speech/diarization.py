@@ -33,18 +33,23 @@ _MIN_OFF, _MIN_ON = 0.2, 0.1  # seconds: shorter pauses belong to a turn, shorte
 
 @dataclass(frozen=True, eq=False)
 class _Voice:
-    """The speech of one speaker in a window. `vector`: None if there is too little. `seconds`: of the speech that it is of."""
+    """The speech of one speaker in a window.
+
+    Args:
+        vector: float16; None if there is too little speech.
+        seconds: of speech without others, of which the vector is; 0 if others speak, too.
+    """
 
     window: int
     speaker: int
-    vector: Array | None
+    vector: np.ndarray | None
     seconds: float
 
 
 class Diarizer:
     """Finds the turns of the speakers of one audio item.
 
-    A second of audio leaves about 1 KB in memory, whatever is said.
+    A second of audio leaves 1 to 3 KB in memory: the activity of a window's speakers and the vectors of their voices.
 
     Args:
         limits: fewest and most speakers.
@@ -108,9 +113,11 @@ class Diarizer:
                 voices.append(_Voice(number, speaker, None, seconds if is_alone else 0.0))
                 if seconds >= _MIN_SPEECH:
                     speech.append(mel[torch.from_numpy(chosen[near])])
-                    voices[-1] = replace(voices[-1], vector=np.empty(0, np.float32))
+                    voices[-1] = replace(voices[-1], vector=np.empty(0))
         vectors = iter(self._networks.embedding.embed(speech).numpy()) if speech else iter(())
-        self._voices += [voice if voice.vector is None else replace(voice, vector=next(vectors)) for voice in voices]
+        self._voices += [
+            voice if voice.vector is None else replace(voice, vector=next(vectors).astype(np.float16)) for voice in voices
+        ]
         self._active += list((activity * 255).round().to(torch.uint8).numpy())
 
     def _cluster(self) -> Array | None:
@@ -121,7 +128,7 @@ class Diarizer:
         sure = [voice for voice in voices if voice.seconds >= _SURE]
         fewest, most = self._limits
         chosen = sure if len(sure) >= fewest and sure else voices
-        vectors = np.stack([voice.vector for voice in chosen if voice.vector is not None])
+        vectors = np.stack([voice.vector for voice in chosen if voice.vector is not None]).astype(np.float32)
         weights = np.array([max(voice.seconds, _MIN_SPEECH) for voice in chosen], dtype=np.float32)
         windows = np.array([voice.window for voice in chosen])
         return cluster(vectors, weights, windows, _SAME, (min(fewest, len(chosen)), most), _NOISE)

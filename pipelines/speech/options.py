@@ -200,8 +200,11 @@ class FileOptions(SpeechOptions):
             raise InputError('channel="each" has one speaker per channel; leave <<param>> out', param="speakers")
         if (names or clips) and not self.tells_speakers:
             raise InputError("known speakers need <<param>>=True, a number or a range; give it", param="speakers")
-        if not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
-            reason = f"<<param=>>{short_repr(names)} must be different names, none of them empty"
+        if not all(isinstance(name, str) and name.strip() and name.isprintable() for name in names):
+            reason = f"<<param=>>{short_repr(names)} must be names of printable characters, none of them empty"
+            raise InputError(reason, code="invalid_value", param="known_speaker_names")
+        if len(set(names)) < len(names):
+            reason = f"<<param=>>{short_repr(names)} has a name twice; give each speaker another one"
             raise InputError(reason, code="invalid_value", param="known_speaker_names")
         if len(names) > MAX_SPEAKERS:
             raise InputError(

@@ -52,7 +52,10 @@ def to_srt(timeline: SpeechTimeline, layout: SubtitleLayout) -> str:
 
 def to_vtt(timeline: SpeechTimeline, layout: SubtitleLayout) -> str:
     """Return subtitles. The speaker of a cue is the name of its voice, `<v NAME>`."""
-    cues = (replace(cue, text=_labelled(replace(cue, text=escape(cue.text)), "<v {}>")) for cue in _subtitles(timeline, layout))
+    escaped = (
+        replace(cue, text=escape(cue.text), speaker=cue.speaker and escape(cue.speaker)) for cue in _subtitles(timeline, layout)
+    )
+    cues = (replace(cue, text=_labelled(cue, "<v {}>")) for cue in escaped)
     return "\n\n".join(["WEBVTT", *(_block(cue, ".", layout) for cue in cues)])
 
 

@@ -120,6 +120,8 @@ def test_other_formats_name_the_speakers() -> None:
     assert write("vtt", timeline).splitlines()[3] == f"<v {A}>w0"
     assert write("tsv", timeline).splitlines()[:2] == ["start\tend\tspeaker\ttext", f"0\t1000\t{A}\tw0"]
     assert write("md", timeline).split("\n\n")[0] == f"**00:00:00** **{A}:** w0"
+    odd = SpeechTimeline((Segment(0.0, 1.0, "a", speaker="<A & B>"),), turns=())
+    assert write("vtt", odd).splitlines()[3] == "<v &lt;A &amp; B&gt;>a"
     (both,) = with_speakers([make_segment(0.0, 1.0, (0.0, 0.4), (0.5, 1.0))], TURNS)
     cut = WRITERS["srt"](SpeechTimeline((both,), turns=TURNS), SubtitleLayout(3, 1))
     assert cut.count(f"[{A}]:") == 2

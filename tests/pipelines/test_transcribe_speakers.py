@@ -139,6 +139,7 @@ def test_a_fault_in_the_audio_keeps_the_speakers_before_it(llm: LLM) -> None:
         ({"speakers": True, "speaker_model": 3}, "speaker_model"),
         ({"speakers": True, "known_speaker_names": "Ann"}, "known_speaker_names"),
         ({"speakers": True, "known_speaker_names": [""], "known_speaker_references": [b""]}, "known_speaker_names"),
+        ({"speakers": True, "known_speaker_names": ["a\n"], "known_speaker_references": [b""]}, "known_speaker_names"),
         ({"speakers": True, "known_speaker_names": ["a", "a"], "known_speaker_references": [b"", b""]}, "known_speaker_names"),
         ({"speakers": True, "known_speaker_names": ["a", "b"], "known_speaker_references": [b""]}, "known_speaker_references"),
         ({"speakers": True, "known_speaker_references": [b""]}, "known_speaker_references"),
