@@ -12,7 +12,7 @@ from typing import TypeVar
 from ...callers.errors import BusyError, ErrorInfo, InputError, short_repr, typed
 from ...mm.media.image import probe_image
 from ...mm.media.isolate import run_isolated
-from ...mm.media.markup import count_chapters, is_epub
+from ...mm.media.markup import count_chapters, is_epub, is_html
 from ...mm.media.page_facts import PageFacts, page_facts
 from ...mm.media.pdf import POINTS, errors_of_media, holds_pictures, is_pdf, open_pdf
 from ...mm.media.policy import MediaPolicy
@@ -100,6 +100,8 @@ def pages_of_file(data: bytes, policy: MediaPolicy, convert_office: bool = True)
 def _count_pages(data: bytes, policy: MediaPolicy, tenant: str | None) -> int:
     if is_epub(data):
         return run_isolated(count_chapters, data, policy, tenant=tenant)
+    if is_html(data):
+        return 1
     if not is_pdf(data) and not holds_pictures(data):
         with errors_of_media():  # a file of another kind is no document
             patiently(lambda: run_isolated(probe_image, data, policy, tenant=tenant))
