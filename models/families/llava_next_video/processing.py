@@ -45,9 +45,8 @@ class LlavaNextVideoProcessingInfo(LlavaNextProcessingInfo):
     def _tiling(self, modality: str) -> FixedSize | PaddedSquare | AnyResTiles | CenterCrop:  # type: ignore[override]
         if modality == "image":
             return super()._tiling(modality)
-        json = self.preprocessor_json("video")
-        size = height_width(json.get("size") or 224)
-        return CenterCrop(size[0], height_width(json.get("crop_size") or 224))
+        json, side = self.preprocessor_json("video"), self.vision_defaults["image_size"]
+        return CenterCrop(height_width(json.get("size") or side)[0], height_width(json.get("crop_size") or side))
 
     def resolve_decode_spec(self) -> DecodeSpec:
         policy = self.sampling_policy("video", FrameSampling(), {})
