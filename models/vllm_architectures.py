@@ -13,6 +13,7 @@ from .registry import CHECKPOINT_LAYOUTS, is_registered
 
 _SAME = {
     "PixtralForConditionalGeneration": "LlavaForConditionalGeneration",
+    "Qwen3ASRRealtimeGeneration": "Qwen3ASRForConditionalGeneration",
     "VoxtralRealtimeGeneration": "VoxtralRealtimeForConditionalGeneration",
 }
 _OF_PARAMS_JSON = (
