@@ -1,4 +1,7 @@
-"""ColPali, ColQwen2, ColQwen2.5 and ColModernVBERT in the suite of embedders."""
+"""ColPali, ColQwen2, ColQwen2.5, ColQwen3 and ColModernVBERT in the suite of embedders.
+
+transformers has no class of ColQwen3; its oracle is Qwen3-VL of transformers and a linear layer.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from embedder import Embedder
 from family import patches_in_squares
 from oracle import build_model, build_processor, ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
+from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
 SIDE, PATCH = 56, 14
@@ -112,6 +117,91 @@ def run_qwen(model: Any, given: dict[str, Any]) -> torch.Tensor:
     return model(**given, position_ids=place).embeddings[0]
 
 
+class ColQwen3(torch.nn.Module):
+    """Qwen3-VL and a linear layer, under TomoroAI's names."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        ensure_torchvision()
+        import transformers as tf
+
+        self.config = config
+        inner = tf.Qwen3VLConfig.from_dict({**config, "model_type": "qwen3_vl"})
+        self.vlm = tf.Qwen3VLForConditionalGeneration._from_config(inner, attn_implementation="eager")
+        self.embedding_proj_layer = torch.nn.Linear(64, 32, bias=False)
+
+    def forward(self, input_ids: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
+        kinds = (input_ids == self.config["image_token_id"]).int()
+        hidden = self.vlm.model(input_ids=input_ids, mm_token_type_ids=kinds, **given).last_hidden_state[0]
+        return torch.nn.functional.normalize(self.embedding_proj_layer(hidden), dim=-1)
+
+    def save_pretrained(self, folder: Path, max_shard_size: object = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config))
+        save_file({name: value.contiguous() for name, value in self.state_dict().items()}, folder / "model.safetensors")
+
+
+class ColQwen3Processor(SimpleNamespace):
+    def save_pretrained(self, folder: Path) -> None:
+        self.tokenizer.save_pretrained(folder)
+
+
+def qwen3(seed: int) -> tuple[Any, Any]:
+    ensure_torchvision()
+    import transformers as tf
+
+    inner = build_processor("qwen2_vl")
+    words, half = inner.tokenizer, {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 16}
+    text = text_config(words, head_dim=16, num_hidden_layers=3)
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
+    vision = {"depth": 3, "hidden_size": 64, "num_heads": 4, "intermediate_size": 96, "out_hidden_size": 64}
+    vision |= {"patch_size": 16, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
+    ids = {f"{name}_token_id": words.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "vision_end")}
+    ids |= {f"{name}_token_id": words.convert_tokens_to_ids(f"<|{name}_pad|>") for name in ("image", "video")}
+    config = tf.Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids).to_dict()
+    model = ColQwen3({**config, "architectures": ["ColQwen3"], "model_type": "colqwen3", "embed_dim": 32}).eval()
+    randomise(model, seed)
+    images = tf.Qwen2VLImageProcessor(size={"shortest_edge": 64 * 64, "longest_edge": 160 * 160}, **half)
+    return model, ColQwen3Processor(tokenizer=words, image_processor=images, image_token_id=ids["image_token_id"])
+
+
+def load_qwen3(folder: Path) -> tuple[Any, Any]:
+    model = ColQwen3(json.loads((folder / "config.json").read_text()))
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    words, images = (part.from_pretrained(folder) for part in _qwen_parts())
+    token = model.config["image_token_id"]
+    return model.eval(), ColQwen3Processor(tokenizer=words, image_processor=images, image_token_id=token)
+
+
+def _qwen_parts() -> tuple[Any, Any]:
+    import transformers as tf
+
+    return tf.PreTrainedTokenizerFast, tf.Qwen2VLImageProcessor
+
+
+def qwen3_inputs(processor: Any, item: Any) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"input_ids": processor.tokenizer(f"Query: {item}" + "<|endoftext|>" * 10, return_tensors="pt")["input_ids"]}
+    made = dict(processor.image_processor([item], return_tensors="pt"))
+    rows = "<|image_pad|>" * (int(made["image_grid_thw"].prod()) // 4)
+    page = f"<|im_start|>user\n<|vision_start|>{rows}<|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+    return {"input_ids": processor.tokenizer(page, return_tensors="pt")["input_ids"], **made}
+
+
+def run_qwen3(model: Any, given: dict[str, Any]) -> torch.Tensor:
+    return model(**given)
+
+
+def opensearch(name: str) -> str:
+    """Return OpenSearch's name of a tensor."""
+    return name.replace("vlm.model.", "").replace("vlm.", "").replace("embedding_proj_layer.", "custom_text_proj.")
+
+
+def opensearch_config(config: dict[str, Any]) -> dict[str, Any]:
+    others = {key: value for key, value in config.items() if key != "embed_dim"}
+    return {**others, "architectures": ["OpsColQwen3Model"], "dims": 32}
+
+
 def max_sim(model: Any, query: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
     return (query @ document.T).amax(1).sum()
 
@@ -147,4 +237,12 @@ EMBEDDERS = [
     row("colmodernvbert", modernvbert, inputs=vbert_inputs, run=run, tensors=tiles, finish=finish),
     row("colqwen2", partial(qwen, "qwen2_vl"), run=run_qwen, layouts={"publisher": publisher("ColQwen2", *QWEN)}),
     row("colqwen2_5", partial(qwen, "qwen2_5_vl"), run=run_qwen, layouts={"publisher": publisher("ColQwen2_5", *QWEN)}),
+    row(
+        "colqwen3",
+        qwen3,
+        inputs=qwen3_inputs,
+        run=run_qwen3,
+        load=load_qwen3,
+        layouts={"OpenSearch": (opensearch, opensearch_config)},
+    ),
 ]

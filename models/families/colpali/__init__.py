@@ -12,12 +12,14 @@ FAMILY = Family(
         "ColQwen2ForRetrieval/qwen2_5_vl": ("ColQwen25", "ColQwenProcessingInfo"),
         "ColQwen2ForRetrieval/qwen2_5_vl_vision": ("ColQwen25", "ColQwenProcessingInfo"),
         "ColQwen2_5": ("ColQwen25", "ColQwenProcessingInfo"),
+        "ColQwen3": ("ColQwen3", "ColQwen3ProcessingInfo"),
+        "OpsColQwen3Model": ("ColQwen3", "ColQwen3ProcessingInfo"),
     },
     features=(
         "vectors of all tokens for late interaction: `embed` of pages and queries, `score` by MaxSim; ColPali, "
-        "ColQwen2, ColQwen2.5 and ColModernVBERT; the Hub's layout and the publisher's"
+        "ColQwen2, ColQwen2.5, ColQwen3 and ColModernVBERT; the Hub's layout and the publisher's"
     ),
-    limits="vectors only; no videos",
+    limits="vectors only; no videos; prompts of ColQwen3 are those of ColQwen2 unless processor_config.json says otherwise",
     other_tests="tests/models/families/test_embedders.py",
     use="retrieval",
 )

@@ -1,4 +1,4 @@
-"""ColPali, ColQwen2, ColQwen2.5 and ColModernVBERT: models that embed each token for late interaction (arXiv 2407.01449)."""
+"""ColPali, ColQwen2, 2.5 and 3, and ColModernVBERT: models that embed each token for late interaction (arXiv 2407.01449)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from ...vision.encoders import encoder_spec
 from ..modernbert.model import MODERNBERT_NAMES, ModernBertEncoder, modernbert_spec
 from ..paligemma.model import PaliGemma
 from ..qwen2_vl.model import Qwen2VL, Qwen25VL
+from ..qwen3_vl.model import Qwen3VL
 
 _OWN = "embedding_proj_layer."
+_SIZES = ("embed_dim", "dims", "dim", "projection_dim", "colbert_dim")  # names of the vectors' size in configs of ColQwen3
 _PARTS = r"model|vision_tower|language_model|multi_modal_projector|text_model|vision_model|connector"
 _OUTER = re.compile(rf"^(vlm\.|model\.(?=({_PARTS})\.))")
 _TABLE = "text_model.embeddings.tok_embeddings.weight"
@@ -76,6 +78,20 @@ class ColQwen2(LateInteraction, Qwen2VL):
 
 class ColQwen25(LateInteraction, Qwen25VL):
     """Qwen2.5-VL as an embedder."""
+
+
+class ColQwen3(LateInteraction, Qwen3VL):
+    """Qwen3-VL as an embedder, whose last layer may have no bias. Source: vLLM's colqwen3.py."""
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        size = next((config[name] for name in _SIZES if config.get(name)), 128)
+        super().__init__({"embedding_dim": size, **config}, dtype, device)
+
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        if not headers or any(name.startswith(_OWN + "bias") for name, _ in self.convert_weights(headers.items())):
+            return
+        device, shards = self.language_model.embed_tokens.weight.device, {"embedding_proj_layer": self.token_size}
+        self.embedding_proj_layer = Linear(self.hidden_size, shards, False, self.dtype, device, exact=True)
 
 
 class ModernVBert(TowerModel):

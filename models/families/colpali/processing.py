@@ -1,4 +1,4 @@
-"""Input processing of ColPali, ColQwen2, ColQwen2.5 and ColModernVBERT: the published prompts for a page and for a query."""
+"""Input processing of ColPali, ColQwen2, 2.5 and 3, and ColModernVBERT: the published prompts for a page and for a query."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ....processors.retrieval import retrieval_template
 from ..idefics3.processing import Idefics3ProcessingInfo
 from ..paligemma.processing import PaliGemmaProcessingInfo
 from ..qwen2_vl.processing import Qwen2VLProcessingInfo
+from ..qwen3_vl.processing import Qwen3VLProcessingInfo
 
 _QWEN_PAGE = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
 _BERT_PAGE = "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\nAssistant:"
@@ -42,10 +43,27 @@ class ColQwenProcessingInfo(Qwen2VLProcessingInfo):
 
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
         super().__init__(files, *kwargs)
-        settings = files.read_json("processor_config.json")
-        page, query = settings.get("visual_prompt_prefix") or _QWEN_PAGE, settings.get("query_prefix") or "Query: "
-        after = "<|endoftext|>" * _EXPANSION + ("\n" if is_hub_layout(files) else "")
-        self.chat_template = retrieval_template(page, query, after)
+        self.chat_template = _qwen_template(files)
+
+
+class ColQwen3ProcessingInfo(Qwen3VLProcessingInfo):
+    """ProcessingInfo of ColQwen3."""
+
+    modalities = ("image",)
+    valid_kwargs = {"image": IMAGE_KWARGS}
+    takes_instruction = False
+    placeholders = {"image": ("image_token_id", 151655)}
+
+    def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
+        super().__init__(files, *kwargs)
+        self.chat_template = _qwen_template(files)
+
+
+def _qwen_template(files: ProcessorFiles) -> str:
+    """Return the prompts of ColQwen, which processor_config.json may change."""
+    settings = files.read_json("processor_config.json")
+    page, query = settings.get("visual_prompt_prefix") or _QWEN_PAGE, settings.get("query_prefix") or "Query: "
+    return retrieval_template(page, query, "<|endoftext|>" * _EXPANSION + ("\n" if is_hub_layout(files) else ""))
 
 
 class ColModernVBertProcessingInfo(Idefics3ProcessingInfo):
