@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from ..callers.errors import CheckpointError
+from ..callers.errors import CheckpointError, short_repr
 from .files import open_regular
 
 _MAX_BYTES = 256 << 20
@@ -124,7 +124,7 @@ def _interpret(program: IO[bytes], read: Callable[[str, torch.dtype], Any], obje
         read: returns the storage of a key.
         with_tensors: otherwise tensors are None.
     """
-    stack, memo = list[Any](), dict[int, Any]()
+    stack, memo, num_bytes = list[Any](), dict[int, Any](), 0
 
     def pop_marked() -> list[Any]:
         start = len(stack) - 1 - stack[::-1].index(_MARK)
@@ -155,17 +155,22 @@ def _interpret(program: IO[bytes], read: Callable[[str, torch.dtype], Any], obje
         elif name in ("SETITEM", "SETITEMS"):
             values = pop_marked() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
             if not isinstance(stack[-1], SavedObject):  # entries of a mapping that is not read
+                if not all(map(_is_key, values[::2])):
+                    raise ValueError("it has a mapping whose keys are no texts or numbers")
                 stack[-1].update(zip(values[::2], values[1::2], strict=True))
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             stack.append(argument if name == "GLOBAL" else f"{stack.pop(-2)} {stack.pop()}")
         elif name == "BINPERSID":
             kind, storage, key = stack.pop()[:3]
             if kind != "storage":
-                raise ValueError(f"it refers to a {kind!r}")
+                raise ValueError(f"it refers to a {short_repr(kind)}")
             stack.append(read(key, _STORAGES[storage.removeprefix("torch ")]))
         elif name in ("REDUCE", "NEWOBJ"):
             arguments = stack.pop()
             stack[-1] = _call(stack[-1], arguments, objects, with_tensors)
+            num_bytes += stack[-1].nbytes if isinstance(stack[-1], Tensor) else 0
+            if num_bytes > _MAX_BYTES:  # tensors may share bytes, and repeat them
+                raise ValueError(f"its tensors have more than {_MAX_BYTES >> 20} MiB")
         elif name == "BUILD":
             state = stack.pop()
             if isinstance(stack[-1], SavedObject):
@@ -183,8 +188,14 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+def _is_key(value: object) -> bool:
+    """Return whether a value can be a key. Hashing tuples in tuples may take time without end."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(part is None or isinstance(part, str | int | float) for part in parts)
+
+
 def _tensor(storage: Tensor, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    return storage.as_strided(shape, stride, offset).clone()
+    return storage.as_strided(shape, stride, offset)
 
 
 def _call(name: object, arguments: tuple[Any, ...], objects: bool, with_tensors: bool) -> Any:
@@ -194,5 +205,5 @@ def _call(name: object, arguments: tuple[Any, ...], objects: bool, with_tensors:
     if name == _MAPPING and not arguments:
         return {}
     if not objects or not isinstance(name, str):
-        raise ValueError(f"it calls {name!r}")
+        raise ValueError(f"it calls {short_repr(name)}")
     return SavedObject(name, arguments)

@@ -111,6 +111,29 @@ class _Call:
         return print, ("called",)
 
 
+@pytest.mark.parametrize("old", [False, True])
+def test_tensors_that_repeat_few_bytes_have_a_limit(tmp_path: Path, old: bool) -> None:
+    value = torch.ones(1)
+    for name, count, shape in (("large", 1, (1 << 40,)), ("many", 3, (1 << 25,)), ("small", 3, (1 << 20,))):
+        content = {str(number): value.expand(shape) for number in range(count)}
+        torch.save(content, tmp_path / name, _use_new_zipfile_serialization=not old)
+    for name in ("large", "many"):
+        with pytest.raises(CheckpointError):
+            read_saved(tmp_path / name)
+    assert [tensor.shape for tensor in read_saved(tmp_path / "small").values()] == [(1 << 20,)] * 3
+
+
+def test_keys_that_take_without_end_to_hash_are_refused(tmp_path: Path) -> None:
+    key: tuple[object, ...] = (None,)
+    for _ in range(20):
+        key = (key, key)
+    torch.save({key: 1}, tmp_path / "file")
+    with pytest.raises(CheckpointError):
+        read_saved(tmp_path / "file")
+    torch.save({("a", 1): 2}, tmp_path / "file")
+    assert read_saved(tmp_path / "file") == {("a", 1): 2}
+
+
 @pytest.mark.parametrize("size", [0, 3, 100, 2_000])
 def test_cut_files_are_refused(tmp_path: Path, size: int) -> None:
     save_networks(tmp_path)
