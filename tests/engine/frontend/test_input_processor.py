@@ -83,6 +83,8 @@ MOST_ROWS = {
     "pan_and_scan_min_ratio_to_activate": 0.001,
 }
 """Options that make as many rows as an item can have."""
+TILES_WITH_TEXT = ("NvlmDProcessingInfo", "Ovis2ProcessingInfo")
+"""Families that write text between the tiles of an item, so that the prompt takes memory for each tile."""
 TOO_MANY_ROWS = "rows, the limit is 4,194,304"
 ONE_VIDEO = "this model takes images, or one video, per prompt"
 ONE_AUDIO = r"At most 1 audio\(s\) may be provided"
@@ -90,9 +92,9 @@ OTHER_REASONS = {
     ("ClipProcessingInfo", "image"): "a text or one image",
     ("EagleVLProcessingInfo", "video"): "takes at most 10 per prompt",
     ("Ernie45VLProcessingInfo", "video"): TOO_MANY_ROWS,
-    ("Keye15ProcessingInfo", "video"): TOO_MANY_ROWS,
-    ("KimiVLProcessingInfo", "image"): "whole patches of 14 pixels, but a row of this model takes 2 x 2",
     ("Exaone45ProcessingInfo", "video"): TOO_MANY_ROWS,
+    ("HyperClovaXV2ProcessingInfo", "video"): TOO_MANY_ROWS,
+    ("Keye15ProcessingInfo", "video"): TOO_MANY_ROWS,
     ("KeyeProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Molmo2ProcessingInfo", "video"): ONE_VIDEO,
     ("Ovis25ProcessingInfo", "video"): ONE_VIDEO,
@@ -111,7 +113,7 @@ OTHER_REASONS = {
 def test_many_small_items_of_any_family_are_refused_from_counts(name: str, no_tokens: None) -> None:
     info, tokenizer = INFOS[name], cast(Any, None)
     for modality, known in info.valid_kwargs.items():
-        most = MOST_ROWS | ({"max_patches": 64} if name == "Ovis2ProcessingInfo" else {})
+        most = MOST_ROWS | ({"max_patches": 64, "min_patches": 64} if name in TILES_WITH_TEXT else {})
         options = {f"{modality}s_kwargs": {key: value for key, value in most.items() if key in known}}
         processor = InputProcessor(info, tokenizer, MultiModalSettings(), max_model_len=200)
         given = {
