@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ def draw(source: str | bytes, output: RequestOutput, path: Path) -> None:
     from ..mm.types import ImageItem
 
     elements, policy = output.elements, MediaPolicy()
+    if not any(element.box or element.points for element in elements):
+        print("sensorium: note: the answer names no boxes or points; --draw writes the image as it is", file=sys.stderr)
     loaded = gate.load(MediaSource("image", 0, trusted_source(source)), policy)
     (item,) = gate.decode(loaded, DecodeSpec(), policy)
     assert isinstance(item, ImageItem)

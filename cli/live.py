@@ -32,7 +32,8 @@ PCM_RATE = 16_000  # hertz of a pipe and of the microphone without --rate
 _BLOCK = 0.1  # seconds
 _ENCODED = {b"fLaC": "FLAC", b"OggS": "Ogg", b"RIFF": "WAV", b"ID3": "MP3", b"\x1aE\xdf\xa3": "Matroska"}  # first bytes
 _CLEAR = "\r\x1b[K"  # go to the start of the terminal's line, and empty it
-_REFUSED = ("output_dir", "resume", "aligner", "word_timestamps", "max_tokens", "max_line_count")  # options for files only
+# options for files only
+_REFUSED = ("output_dir", "resume", "aligner", "word_timestamps", "max_tokens", "max_line_width", "max_line_count")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from ..callers.errors import ConfigError
 from .common import positive_int
 
 EXAMPLE = "sensorium quantize Qwen/Qwen2.5-VL-3B-Instruct qwen-w4 --group-size 64"
+_SAMPLES = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group-size", type=int, choices=[32, 64, 128], default=128, help=groups)
     method = "rtn rounds to nearest; awq first scales the weights by the activations of calibration prompts (default: rtn)"
     parser.add_argument("--method", choices=["rtn", "awq"], default="rtn", help=method)
-    parser.add_argument(
-        "--samples", metavar="N", type=positive_int, default=128, help="awq: calibration prompts (default: 128)"
-    )
+    samples = f"awq: calibration prompts (default: {_SAMPLES})"
+    parser.add_argument("--samples", metavar="N", type=positive_int, help=samples)
     prompts = (
         "awq: a file with a prompt per line: text, or JSON: a string or a list of chat messages; default: the model writes them"
     )
@@ -37,10 +37,14 @@ def run(args: argparse.Namespace) -> int:
     from ..engine.setup.quantize import quantize_checkpoint
     from ..pipelines.calibration import run_prompts
 
+    option = next((name for name in ("samples", "calibration") if getattr(args, name) is not None), None)
+    if option is not None and args.method != "awq":
+        raise ConfigError(f"--{option} is for --method awq; give both, or leave it out", param=option)
+    samples = args.samples or _SAMPLES
     prompts = None if args.calibration is None else read_prompts(_read_text(args.calibration))
-    calibrate = partial(run_prompts, args.model, args.samples, prompts) if args.method == "awq" else None
+    calibrate = partial(run_prompts, args.model, samples, prompts) if args.method == "awq" else None
     if calibrate is not None and prompts is None:
-        print(f"calibrating with {args.samples} texts that the model writes; --calibration takes others", file=sys.stderr)
+        print(f"calibrating with {samples} texts that the model writes; --calibration takes others", file=sys.stderr)
     print(quantize_checkpoint(args.model, args.out, args.group_size, lambda line: print(line, file=sys.stderr), calibrate))
     return 0
 

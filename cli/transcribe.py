@@ -32,6 +32,7 @@ SHIPPED_MODEL = Path(__file__).resolve().parents[1] / "assets" / "tiny-asr"
 LINE_LENGTH = 42  # characters of a line of subtitles
 FORMATS = ("text", "json", "srt", "vtt", "tsv", "md", "rttm", "stm", "diarized_json")
 OF_SPEAKERS = ("rttm", "stm", "diarized_json")
+_SUBTITLES = ("srt", "vtt")
 _TIMED = ("srt", "vtt", "tsv")
 
 
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "with --output-dir: skip inputs that an earlier run has finished with the same options"
     parser.add_argument("--resume", action="store_true", help=help_text)
     help_text = "characters of a line of subtitles (default: 42)"
-    parser.add_argument("--max-line-width", metavar="N", type=positive_int, default=LINE_LENGTH, help=help_text)
+    parser.add_argument("--max-line-width", metavar="N", type=positive_int, help=help_text)
     help_text = "lines of a subtitle; longer ones are cut, at the end of a sentence if possible (default: not cut)"
     parser.add_argument("--max-line-count", metavar="N", type=positive_int, help=help_text)
     help_text = 'audio track of each file: its number from 0, its language, or "default" (the default)'
@@ -98,6 +99,10 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ConfigError(f"--aligner {args.aligner} is not a folder; give one with a CTC model", param="aligner")
     if args.json and not args.live and args.format not in ("text", "json"):
         raise ConfigError(f"--json and --format {args.format} exclude each other; give one of them")
+    for name in ("max_line_width", "max_line_count"):
+        if getattr(args, name) is not None and not args.live and args.format not in _SUBTITLES:
+            advice = f"is for --format {' and '.join(_SUBTITLES)}; give one of them, or leave it out"
+            raise ConfigError(f"--{name.replace('_', '-')} {advice}", param=name)
     if args.resume and not args.live and args.output_dir is None:
         raise ConfigError("--resume needs --output-dir, where an earlier run wrote its files; give it")
 
@@ -146,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
     llm = LLM(**engine_options(args))
     items = [source.item for source in sources]
-    layout = SubtitleLayout(args.max_line_width, args.max_line_count)
+    layout = SubtitleLayout(args.max_line_width or LINE_LENGTH, args.max_line_count)
     projection = WRITERS.get(args.format)
 
     def write(transcript: Transcript) -> str:

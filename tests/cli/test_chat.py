@@ -70,12 +70,17 @@ def test_elements_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     source, out = SHIPPED_MODEL.parent / "media" / "line1.png", tmp_path / "out.png"
     words = ["chat", "--model", str(SHIPPED_MODEL), "--max-tokens", "2", "--draw", str(out), "Read the text."]
     assert main([*words, "--image", str(source), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["elements"][0]["box"] == [10.0, 20.0, 60.0, 50.0]
+    said = capsys.readouterr()
+    assert json.loads(said.out)["elements"][0]["box"] == [10.0, 20.0, 60.0, 50.0]
+    assert "no boxes or points" not in said.err
     with Image.open(source) as before, Image.open(out) as after:
         assert after.size == before.size
         color = after.getpixel((10, 30))
         assert color != before.convert("RGB").getpixel((10, 30))
         assert after.getpixel((80, 20)) == color
+    monkeypatch.setattr(MarkedText, "elements", lambda self: ())
+    assert main([*words, "--image", str(source)]) == 0
+    assert "no boxes or points" in capsys.readouterr().err
     assert main(words) == 2
     assert "--draw needs one --image and a question" in capsys.readouterr().err
     assert main([*words[:6], "out.txt", "--image", str(source), "hello"]) == 2

@@ -102,6 +102,7 @@ def test_the_microphone(whisper: Path, pcm: bytes, monkeypatch: pytest.MonkeyPat
         (["-", "--word-timestamps"], "--word-timestamps is for files"),
         (["-", "--beam-size", "2"], "--beam-size is for files"),
         (["-", "--max-line-count", "2"], "--max-line-count is for files"),
+        (["-", "--max-line-width", "20"], "--max-line-width is for files"),
         (["nothing.wav"], "cannot be read"),
         (["-", "--rate", "10"], "sample rate is 10 Hz"),
         (["nothing.wav", "--rate", "8000"], "a file states its own rate"),

@@ -195,6 +195,8 @@ def test_wrong_command_line(argv: tuple[str, ...], said: str, capsys: pytest.Cap
         (("ocr", TEXT_FILE, "--chat-template", "{% if"), "the chat template cannot be compiled"),
         (("ocr", "none.png", "neither.png"), "the file 'none.png' cannot be read"),
         (("transcribe", "none.flac"), "the file 'none.flac' cannot be read"),
+        (("transcribe", TEXT_FILE, "--max-line-width", "9"), "--max-line-width is for --format srt"),
+        (("transcribe", TEXT_FILE, "--max-line-count", "2", "--json"), "--max-line-count is for --format srt"),
         (("transcribe", TEXT_FILE, "--beam-size", "99"), "--beam-size 99 must be an integer from 1 to 32"),
         (("transcribe", TEXT_FILE, "--word-timestamps", "--aligner", "none"), "--aligner none is not a folder"),
         (("transcribe", "--live", "none.flac"), "the file 'none.flac' cannot be read"),

@@ -96,5 +96,8 @@ def test_calibration_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ]
     with pytest.raises(ConfigError, match="line 2 of the calibration file is not JSON"):
         read_prompts("a\n[1] b")
+    for option in ("--calibration", str(tmp_path / "texts")), ("--samples", "4"):  # without --method awq
+        assert main(["quantize", str(TINY_VL), str(tmp_path / "w4"), *option]) == 2
+        assert not (tmp_path / "w4").exists()
     assert main(["quantize", str(TINY_VL), str(tmp_path / "w4"), "--method", "awq", "--calibration", str(tmp_path)]) == 2
     assert f"the calibration file {tmp_path} cannot be read" in capsys.readouterr().err
