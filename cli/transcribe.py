@@ -82,6 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise ConfigError for arguments that are wrong or contradict each other, before a model is loaded."""
+    if args.speakers is not None:
+        from ..pipelines.speech.options import read_speakers
+
+        read_speakers(args.speakers)  # first, because it may have taken a file's name
     if not args.live and not args.files:
         raise ConfigError("there is nothing to transcribe; name an audio file, or give --live for the microphone")
     if args.rate is not None and not args.live:
@@ -93,8 +97,9 @@ def check_arguments(args: argparse.Namespace) -> None:
 
         AudioSelection(args.track, "mix" if args.channel == "each" else args.channel)
     _check_speakers(args)
-    if args.aligner is not None and not args.word_timestamps:
-        raise ConfigError("--aligner is for --word-timestamps; give both, or leave it out")
+    times_words = args.word_timestamps or args.speakers is not None or args.channel == "each"
+    if args.aligner is not None and not times_words:
+        raise ConfigError("--aligner is for --word-timestamps and --speakers; give one of them, or leave it out")
     if args.aligner is not None and not Path(args.aligner).is_dir():
         raise ConfigError(f"--aligner {args.aligner} is not a folder; give one with a CTC model", param="aligner")
     if args.json and not args.live and args.format not in ("text", "json"):
@@ -115,10 +120,6 @@ def _check_speakers(args: argparse.Namespace) -> None:
     for text in args.known_speaker:
         if not all(part.strip() for part in (text.partition("=")[0], text.partition("=")[2])):
             raise ConfigError(f"--known-speaker {text!r} must be NAME=FILE", param="known_speaker")
-    if args.speakers is not None:
-        from ..pipelines.speech.options import read_speakers
-
-        read_speakers(args.speakers)
 
 
 def run(args: argparse.Namespace) -> int:

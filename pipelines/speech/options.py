@@ -164,7 +164,7 @@ class FileOptions(SpeechOptions):
         super().__post_init__()
         check_type("sequential", self.sequential, bool)
         check_type("aligner", self.aligner, str, os.PathLike, type(None))
-        if self.aligner is not None and self.times != "word":
+        if self.aligner is not None and self.times != "word" and not self.tells_speakers:
             raise InputError('aligner is for <<timestamps=>>"word"; leave it out', param="aligner")
         check_beam_size(self.beam_size)
         AudioSelection(self.track, "mix" if self.channel == "each" else self.channel)

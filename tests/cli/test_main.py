@@ -126,7 +126,7 @@ def test_serve_takes_the_model_as_a_flag(words: tuple[str, ...], said: str, caps
 def test_aligner_without_times_of_words(capsys: pytest.CaptureFixture[str]) -> None:
     code, line = failure(capsys, "transcribe", "a.flac", "--aligner", "ctc")
     assert code == 2
-    assert "--aligner is for --word-timestamps; give both, or leave it out" in line
+    assert "--aligner is for --word-timestamps and --speakers" in line
 
 
 def test_names_of_files_are_printed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,6 +233,11 @@ def test_speakers(whisper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith((f"{found['segments'][0]['speaker']}: ", "\n"))
 
 
+def test_a_file_after_speakers_is_named(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transcribe", "--speakers", files[0]]) == 2
+    assert "--speakers" in capsys.readouterr().err
+
+
 def test_lines_of_speakers() -> None:
     parts = (
         Segment(0.0, 1.0, "a", speaker="Ann"),

@@ -154,6 +154,14 @@ def test_wrong_options(options: dict[str, Any], param: str) -> None:
     assert (refused.value.info.param, refused.value.info.code in ("invalid_value", "invalid_input")) == (param, True)
 
 
+def test_an_aligner_may_time_the_words_of_speakers() -> None:
+    assert FileOptions(speakers=2, aligner="folder").tells_speakers
+    assert FileOptions(channel="each", aligner="folder").each_channel
+    with pytest.raises(InputError) as refused:
+        FileOptions(aligner="folder")
+    assert refused.value.info.param == "aligner"
+
+
 def test_too_many_names() -> None:
     names = [str(number) for number in range(65)]
     with pytest.raises(InputError) as refused:
