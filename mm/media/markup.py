@@ -22,10 +22,11 @@ from .policy import MediaPolicy
 PartKind = Literal["heading", "paragraph", "list_item", "table", "code", "picture", "caption", "formula"]
 _XHTML = ("application/xhtml+xml", "text/html")
 _MAX_DEPTH = 100  # of elements in the package of a book
-_HTML = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.I | re.S)
+_COMMENTS = rb"(?:<!--(?:(?!-->).)*-->\s*)*"  # in which there is one way only to divide a text into comments
+_HTML = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?" + _COMMENTS + rb"<(?:!doctype\s+html|html)\b", re.I | re.S)
 _META = rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w-]{1,40})"
 _CHARSET = re.compile(_META + rb"|<\?xml[^>]{0,100}encoding\s*=\s*[\"']([\w-]{1,40})", re.I)
-_SKIPPED = ("script", "style", "head", "template", "noscript", "svg", "iframe", "object")
+_SKIPPED = ("script", "style", "title", "template", "noscript", "svg", "iframe", "object")
 _PARAGRAPHS = ("p", "div", "section", "article", "blockquote", "body", "dt", "dd", "address", "aside", "main", "figure")
 _BLOCKS: dict[str, PartKind] = {
     **dict[str, PartKind].fromkeys(_PARAGRAPHS, "paragraph"),
@@ -154,6 +155,7 @@ def parts_of(text: str) -> list[TextPart]:
     reader = _HtmlReader()
     reader.feed(text)
     reader.close()
+    reader.end_table()
     reader.end_block()
     return reader.parts
 
@@ -207,10 +209,8 @@ class _HtmlReader(HTMLParser):
             return
         elif tag == "table" and self._tables:
             self._tables -= 1
-            if not self._tables and self._table is not None:
-                self._end_cell()
-                self.parts.append(TextPart("table", f"{''.join(self._table)}</table>"))
-                self._table = None
+            if not self._tables:
+                self.end_table()
         elif tag in ("ul", "ol") and self._lists:
             self.end_block()
             self._lists.pop()
@@ -249,6 +249,13 @@ class _HtmlReader(HTMLParser):
         assert self._table is not None
         text, self._text = " ".join("".join(self._text).split()), []
         self._table.append(html.escape(text, quote=False))
+
+    def end_table(self) -> None:
+        """End the open table, if there is one."""
+        if self._table is not None:
+            self._end_cell()
+            self.parts.append(TextPart("table", f"{''.join(self._table)}</table>"))
+            self._table = None
 
     def end_block(self) -> None:
         """End the block of the text so far."""

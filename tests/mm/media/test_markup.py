@@ -159,6 +159,8 @@ def test_the_limit_holds_for_all_files_together() -> None:
             TextPart("picture", "A cat"), TextPart("caption", "A cat."),
         ]),
         ("</div></p><p>x", [TextPart("paragraph", "x")]),
+        ("<html><head><title>a</title><meta><body><p>x", [TextPart("paragraph", "x")]),
+        ("<p>a<table><tr><td>b", [TextPart("paragraph", "a"), TextPart("table", "<table><tr><td>b</table>")]),
         ("", []),
     ],
 )  # fmt: skip
@@ -172,6 +174,8 @@ def test_blocks_of_html(html: str, parts: list[TextPart]) -> None:
         (b"<!DOCTYPE html><p>x", True),
         (b'\xef\xbb\xbf<?xml version="1.0"?>\n<html xmlns="x">', True),
         (b"<!-- a --><HTML>", True),
+        (b"<!-- a - -> --> <!----><HTML>", True),
+        (b"<!---->" * 250, False),
         (b"<svg>", False),
         (b"%PDF-1.7 <html>", False),
     ],
