@@ -80,6 +80,8 @@ class _Clusters:
                 break
             large = int(self.sizes[left] >= smallest) + int(self.sizes[right] >= smallest)
             if large == 2 and num_large <= fewest:  # these two stay apart
+                if num_large == alive.sum():  # and so do all others
+                    break
                 table[left, right] = table[right, left] = -np.inf
                 best[left], best[right] = table[left].max(), table[right].max()
                 continue

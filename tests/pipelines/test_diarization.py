@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -146,6 +147,23 @@ def test_many_voices_are_clustered_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     centres = cluster(vectors, weights, windows, 0.8, (1, 64), 0.02)
     assert len(centres) == 3
     np.testing.assert_allclose((centres @ voices.T).max(0), 1.0, atol=0.01)
+
+
+def test_merging_ends_when_few_enough_are_left() -> None:
+    vectors, searches = unit(np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)), 0
+
+    def count(frame: object, event: str, called: object) -> None:
+        nonlocal searches
+        searches += event == "c_call" and getattr(called, "__name__", "") == "argmax"
+
+    clusters = clustering._Clusters(vectors, np.ones(40, np.float32), np.arange(40))
+    sys.setprofile(count)
+    try:
+        clusters.merge(-np.inf, 20)
+    finally:
+        sys.setprofile(None)
+    assert len(clusters.sizes) == 20
+    assert 0 < searches < 100
 
 
 def test_short_noise_is_no_speaker() -> None:
