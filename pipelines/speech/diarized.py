@@ -51,7 +51,7 @@ def diarized_fields(timeline: SpeechTimeline) -> dict[str, Any]:
     Unnamed speakers are A, B, C, ... in it, without those that are the name of another speaker.
     """
     turns, names = _turns(timeline, "diarized_json"), dict[str, str]()
-    taken = {entry.speaker for entry in (*turns, *timeline.segments)}
+    taken = {turn.speaker for turn in turns} | {segment.speaker for segment in timeline.segments}
     letters = (letter for letter in _letters() if letter not in taken)
     segments = []
     for number, segment in enumerate(timeline.segments):
