@@ -20,6 +20,7 @@ from .errors import NotPicklable
 from .frontend.adapters import AdapterInfo
 from .frontend.request_handle import Abort, RequestHandle
 from .frontend.trace import on_request_end
+from .frontend.weights import UpdateMode, WeightsSource
 from .llm import LLM
 from .outputs import RequestOutput
 from .sampling_params import RequestOutputKind, SamplingParams
@@ -181,6 +182,15 @@ class AsyncLLM(NotPicklable):
     async def list_adapters(self) -> Sequence[AdapterInfo]:
         """Return the adapters that requests may choose, in the order of their names."""
         return await asyncio.to_thread(self.engine.adapters.list)
+
+    async def update_weights(self, weights: WeightsSource, mode: UpdateMode = "wait") -> int:
+        """Do the same as `LLM.update_weights` without blocking the event loop."""
+        return await asyncio.to_thread(self.engine.update_weights, weights, mode)
+
+    @property
+    def weights_version(self) -> int:
+        """Number of `update_weights` so far; 0: the weights are those of the checkpoint."""
+        return self.engine.weights_version
 
     async def sleep(self, level: int = 1) -> None:
         """Do the same as `LLM.sleep` without blocking the event loop."""

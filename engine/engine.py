@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,8 +45,9 @@ from .frontend.media import MultiModalSettings
 from .frontend.prompt_text import PromptOptions
 from .frontend.prompts import find_salt
 from .frontend.request import RequestInput
-from .frontend.request_handle import RequestHandle, ResetPrefixCache
+from .frontend.request_handle import RequestHandle, ResetPrefixCache, UpdateWeights
 from .frontend.trace import span_observer
+from .frontend.weights import UpdateMode, WeightsSource, check_mode, read_update
 from .model_files import ModelFiles, load_model_files
 from .outputs import RequestOutput
 from .pooling_params import check_pooling
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from .option_types import ChatOptions
 
 
+_POLL_SECONDS = 0.005  # between two looks whether all requests have ended
 _UNLIMITED_TOKENS = 1e9  # transformers writes 1e30 as model_max_length of a tokenizer without a limit
 OTHERS = ("metrics", "tracing", "chat_template")
 """Options of `LLM` that are not in EngineConfig."""
@@ -116,6 +119,7 @@ class Engine(NotPicklable):
         core, self.config = load_core(self.config, files, info, self.tokenizer)
         self._load_talker = partial(load_talker, self.config, files) if self.config.load_talker else None
         self.talker = None if self._load_talker is None else self._load_talker()
+        self.weights_version = 0  # that of the checkpoint; each `update_weights` adds 1
         self._sleep_lock = threading.Lock()  # the engine and the talker sleep and wake together
         self.max_model_len, self.dtype = core.info.max_model_len, getattr(torch, core.info.dtype)
         ends = [token for text in info.end_tokens if (token := self.tokenizer.token_to_id(text)) is not None]
@@ -206,6 +210,29 @@ class Engine(NotPicklable):
             self.loop.wake_up().result()
             if self.talker is None and self._load_talker is not None:
                 self.talker = self._load_talker()
+
+    def update_weights(self, weights: WeightsSource, mode: UpdateMode = "wait") -> int:
+        """Replace weights and return the new version; see `LLM.update_weights`."""
+        check_mode(mode)
+        self.loop.check_open()
+        tensors = read_update(weights)
+        with self._sleep_lock:
+            self.loop.updating = True
+            try:
+                self._wait_for_requests(mode)
+                self.loop.call(UpdateWeights(tensors, mode == "abort")).result()
+            finally:
+                self.loop.updating = False
+            self.weights_version += 1
+            return self.weights_version
+
+    def _wait_for_requests(self, mode: UpdateMode) -> None:
+        """Wait until all requests have ended. Raise InputError if sessions are open, which do not end by themselves."""
+        while mode == "wait" and self.loop.num_unfinished:
+            self.loop.check_open()
+            if self.loop.num_live:
+                raise InputError('live sessions are open; close them, or give <<param=>>"abort"', param="mode")
+            time.sleep(_POLL_SECONDS)
 
     def reset_prefix_cache(self) -> bool:
         """Free all KV blocks that are kept for reuse. Return False if blocks of running sequences remain."""

@@ -7,11 +7,13 @@ that hold parts of the model: each gets every message, in the same order, and th
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from ..callers.errors import InputError, is_out_of_memory
 from ..kernels.bodies import bodies_in_use
@@ -57,6 +59,9 @@ class Executor(Protocol):
     def unload_adapter(self, identity: str) -> None:
         """Free an adapter. No sequence uses it."""
 
+    def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Let the next `wake_up` take these weights in place of the checkpoint's. Errors: see `UpdatedWeights.stage`."""
+
     def sleep(self) -> None:
         """Free weights, caches, adapters of requests and all state of sequences."""
 
@@ -76,6 +81,9 @@ class ModelReloader(Protocol):
 
     def build_on_meta(self) -> Model:
         """Return the model without memory."""
+
+    def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """See `Executor`."""
 
     def reload(self) -> Model:
         """Return the model on its device, with its weights."""
@@ -162,6 +170,11 @@ class LocalExecutor:
     def unload_adapter(self, identity: str) -> None:
         if self.runner.adapters is not None:
             self.runner.adapters.unload(identity)
+
+    def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
+        assert self._source is not None
+        self._source.stage_weights(weights)
+        self.runner.store.drop_folder()  # files have rows of the former weights
 
     def sleep(self) -> None:
         assert self._source is not None

@@ -31,6 +31,7 @@ from .frontend.arguments import (
 from .frontend.prompts import read_prompt
 from .frontend.request_handle import RequestHandle
 from .frontend.serve import serve
+from .frontend.weights import UpdateMode, WeightsSource
 from .outputs import RequestOutput
 from .progress import ShowProgress, make_progress
 from .sampling_params import SamplingParams
@@ -287,6 +288,30 @@ class LLM(NotPicklable):
     def pin_adapter(self, name: str, pinned: bool = True) -> None:
         """Never unload this adapter to make room for another one, or allow it again. Raise InputError for an unknown name."""
         self.engine.adapters.pin(name, pinned)
+
+    def update_weights(self, weights: WeightsSource, mode: UpdateMode = "wait") -> int:
+        """Replace weights of the checkpoint between two steps, empty all caches, and return the new `weights_version`.
+
+        Weights that are not given stay as they are. The new ones are packed and quantised as those of the checkpoint were.
+        Nothing changes if one does not fit. If memory runs out later, the engine sleeps, and `wake_up` tries again. New
+        requests are refused until the call returns. Adapters are read again. A sleeping engine wakes up.
+
+        Args:
+            weights: (name, tensor) pairs with names of the checkpoint or of transformers, a mapping, or the path of a
+                safetensors file or of a folder with such files. They are copied to the host and kept there.
+            mode: "wait" until requests have ended, or "abort" them with the finish reason "abort".
+
+        Raises:
+            CheckpointError: a name is unknown, or a tensor has another shape, NaN or infinity.
+            InputError: live sessions are open, or the model's weights cannot be updated: it is quantised in its checkpoint,
+                has a merged adapter, runs through transformers, or is shared by several processes.
+        """
+        return self.engine.update_weights(weights, mode)
+
+    @property
+    def weights_version(self) -> int:
+        """Number of `update_weights` so far; 0: the weights are those of the checkpoint."""
+        return self.engine.weights_version
 
     def sleep(self, level: int = 1) -> None:
         """Free the memory of weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+from torch import Tensor
 
 from ...mm.types import MultiModalFeature
 from ..core_info import CoreInfo
@@ -62,6 +64,8 @@ class CoreClient(Protocol):
     def load_adapter(self, folder: str) -> LoadedAdapter: ...
 
     def unload_adapter(self, identity: str) -> None: ...
+
+    def stage_weights(self, weights: Mapping[str, Tensor]) -> None: ...
 
     def sleep(self) -> None: ...
 

@@ -180,6 +180,9 @@ class EncoderCore:
     def unload_adapter(self, identity: str) -> None:
         """Do nothing: there are no adapters."""
 
+    def stage_weights(self, weights: object) -> Never:
+        raise InputError("the weights of an engine that has only the encoder cannot be updated", code="unsupported")
+
     def reset_prefix_cache(self) -> bool:
         """Return True: there is no prefix cache."""
         return True

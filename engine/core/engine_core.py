@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from torch import Tensor
+
 from ...callers.errors import InputError, hint
 from ...mm.embeddings import PROMPT_EMBEDS
 from ...mm.tenants import tenant_of
@@ -236,6 +238,18 @@ class EngineCore:
             self.executor.wake_up()
             self.asleep = False
             self.reload_adapters(self._adapters)
+
+    def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Let the next `wake_up` take these weights in place of the checkpoint's. Nothing changes if they do not fit.
+
+        Raises:
+            CheckpointError, InputError: as `ModelSource.stage_weights`, or there are sequences.
+        """
+        if not self.info.can_sleep:
+            raise InputError("an engine that was made without a checkpoint takes no weights", code="unsupported")
+        if live := len(self.scheduler.sequences) + len(self._compiling):
+            raise InputError(f"{live} sequences are being served; end them, then call update_weights()")
+        self.executor.stage_weights(weights)
 
     def step(self) -> CoreOutputs:
         """Compute one batch and return its outputs. An exception ends the sequences of this step only.

@@ -9,11 +9,12 @@ import signal
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...callers import errors
 from ...callers.errors import ConfigError, EngineDeadError, InputError
@@ -52,6 +53,7 @@ class ProcessCore:
         self._end_standby = weakref.finalize(self, self._standby.close)
         self._on_end: Callable[[], object] | None = None
         self._adapters: dict[str, tuple[str, int]] = {}  # identity -> folder, and how often it was loaded
+        self._is_updated = False  # by `update_weights`
         self._bodies: tuple[str, ...] = ()  # of CoreInfo
         self.info, self.config, self._stats = self._launch(config)
         self._restarts = deque(maxlen=config.engine_restarts)
@@ -89,7 +91,8 @@ class ProcessCore:
         """See `CoreClient`. None while the child runs, and after too many restarts in the last 10 minutes."""
         limit = self._restarts.maxlen or 0
         recent = sum(time.monotonic() - started < _RESTART_SECONDS for started in self._restarts)
-        return self._restart if self._dead and not self._closed and recent < limit else None
+        may_restart = self._dead and not self._closed and not self._is_updated and recent < limit
+        return self._restart if may_restart else None
 
     def _restart(self) -> None:
         """Start a new child after the last one has died. Raise as the constructor does."""
@@ -187,6 +190,11 @@ class ProcessCore:
         if count and not (self._closed or self._dead):
             with suppress(EngineDeadError):  # the next `check_alive` raises it
                 self._ask("unload_adapter", identity)
+
+    def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """See `EngineCore`. A child that dies is not restarted afterwards, because a new one would have the old weights."""
+        self._ask("stage_weights", dict(weights))
+        self._is_updated = True
 
     def sleep(self) -> None:
         self._ask("sleep")

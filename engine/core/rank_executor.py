@@ -13,14 +13,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from ...kernels.bodies import bodies_in_use
 from ...models.layers.ranks import Ranks
@@ -172,6 +172,9 @@ class RankExecutor:
 
     def unload_adapter(self, identity: str) -> None:
         self._local.unload_adapter(identity)
+
+    def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._local.stage_weights(weights)
 
     def sleep(self) -> None:
         self._all("sleep")

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...callers.errors import EngineDeadError, ErrorInfo, InputError
 from ...callers.pacing import releasing_gil
@@ -61,6 +62,7 @@ class EngineLoop:
         self.observers: list[Observer] = []
         self.stats = core.stats  # the last snapshot
         self.asleep = False  # requests are refused until `wake_up`
+        self.updating = False  # requests are refused until the weights are replaced
         self._owners: dict[str, RequestHandle] = {}  # the request of each sequence that is being computed, by sequence id
         self._names: dict[str, RequestHandle] = {}  # unfinished requests by id
         self._numbers = count()
@@ -193,6 +195,9 @@ class EngineLoop:
             self.check_open()
             if self.asleep:
                 raise InputError(ASLEEP, code="engine_asleep")
+            if self.updating:
+                reason = "the engine's weights are being replaced; send the request again"
+                raise InputError(reason, code="engine_asleep")
             for name, times in Counter(handle.input.request_id for handle in handles).items():
                 if name is not None and (times > 1 or name in self._names):
                     reason = f"<<param>> {name[:80]!r} is in use; give another one, or wait until it is finished"
@@ -264,6 +269,28 @@ class EngineLoop:
         except BaseException:
             self.asleep = False
             raise
+
+    def update_weights(self, weights: Mapping[str, Tensor], abort: bool) -> None:
+        """Replace weights of the core. Raise InputError while there are requests or live sessions, unless they are aborted."""
+        if abort:
+            self.end([*self._names.values()], "abort")
+        if self._names:
+            raise InputError(f"requests and sessions being served: {len(self._names)}; end them, then call update_weights()")
+        self.core.stage_weights(weights)
+        self.asleep = True  # it stays so if the weights cannot be read
+        self.core.sleep()
+        self.core.wake_up()
+        self.asleep = False
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of requests that have not ended, open sessions included."""
+        return len(self._names)
+
+    @property
+    def num_live(self) -> int:
+        """Number of open sessions."""
+        return sum(handle.keep for handle in [*self._names.values()])
 
     @property
     def busy(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from ...callers.errors import EngineDeadError, ErrorInfo, InputError
 from ...mm.types import MultiModalFeature
@@ -225,6 +227,8 @@ class ServingLoop(Protocol):
 
     def fall_asleep(self) -> None: ...
 
+    def update_weights(self, weights: Mapping[str, Tensor], abort: bool) -> None: ...
+
     def read_stats(self) -> None: ...
 
     def send_after(self, holder: object, message: Message) -> None: ...
@@ -375,6 +379,20 @@ class Sleep:
 
     def __call__(self, engine_loop: ServingLoop) -> None:
         engine_loop.fall_asleep()
+
+
+@dataclass(frozen=True)
+class UpdateWeights:
+    """Replace weights of the core. Raises InputError while there are requests or live sessions.
+
+    `abort`: end them before.
+    """
+
+    weights: Mapping[str, Tensor]
+    abort: bool
+
+    def __call__(self, engine_loop: ServingLoop) -> None:
+        engine_loop.update_weights(self.weights, self.abort)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from ...callers.errors import CheckpointError, ConfigError, SensoriumError, short_repr
+from ...callers.errors import CheckpointError, ConfigError, InputError, SensoriumError, short_repr
 from ...checkpoints.adapters import adapter_spec
 from ...checkpoints.files import read_json
 from ...checkpoints.formats.read import read_quantization
@@ -33,6 +33,7 @@ from ...models.packed_cache import restore_packed, save_packed
 from ...models.quantization import parse_quantization
 from ...models.request_adapters import AdaptedLayers
 from ...models.stored_formats import assign
+from ...models.updated_weights import UpdatedWeights
 from ...models.weights import keep_float16, quantize
 from ...models.weights import load as load_weights
 from ...processors.files import ADAPTER, MODULES
@@ -65,12 +66,14 @@ class ModelSource:
     Args:
         info: its processing, built with the same options.
         ranks: the processes that share the model, if there are several.
+        updates: weights that have replaced those of the checkpoint.
     """
 
     config: EngineConfig
     files: ModelFiles
     info: ProcessingInfo
     ranks: Ranks | None = None
+    updates: UpdatedWeights = field(default_factory=UpdatedWeights)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -105,7 +108,7 @@ class ModelSource:
         merge, external = None if adapter is None else adapter.merge, self.files.external
         packed = self._packed_file()
         names = set() if packed is None else restore_packed(cast(nn.Module, model), packed)
-        load_weights(self.files.path, model, merge, external)
+        load_weights(self.files.path, model, self.updates.merge if self.updates else merge, external)
         if packed is not None:
             save_packed(cast(nn.Module, model), packed, names)
         if self.config.torch_device.type == "cuda":
@@ -117,10 +120,23 @@ class ModelSource:
         config = self.config
         if config.packed_cache_dir is None or config.torch_device.type != "cpu" or self.files.adapter is not None:
             return None
+        if self.updates:
+            return None
         kernels = (native.ABI, bodies_in_use(), config.kernels, config.dtype == "auto", str(self.dtype))
         part = () if self.ranks is None else (self.ranks.rank, self.ranks.size, self.ranks.layers)
         name = digest("sensorium.packed", self.files.stat_digest(), config.quantization, kernels, *part)
         return Path(config.packed_cache_dir) / f"{name}.safetensors"
+
+    def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Let the next `reload` take these tensors in place of the checkpoint's. Errors: see `UpdatedWeights.stage`.
+
+        Raises:
+            InputError: an adapter is merged into the weights, or several processes share the model.
+        """
+        if self.files.adapter is not None or self.ranks is not None:
+            what = "with a merged adapter" if self.ranks is None else "that several processes share"
+            raise InputError(f"the weights of a model {what} cannot be updated", code="unsupported")
+        self.updates.stage(self.build_on_meta(), read_headers(self.files.path), weights)
 
     def reload(self) -> Model:
         """Return the model built again with its weights.

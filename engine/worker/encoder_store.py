@@ -133,6 +133,11 @@ class EncoderStore:
         self.flush()
         self.rows.clear()
 
+    def drop_folder(self) -> None:
+        """Use no files from now on, once pending rows are written."""
+        self.close()
+        self._folder = None
+
     def flush(self) -> None:
         """Wait until pending rows are written."""
         if self._folder is not None:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request
 from fastapi.responses import JSONResponse, Response
 
+from ...callers.errors import CheckpointError, InputError
+from ..protocol.adapters import UpdateWeightsBody
 from ..state import server_of, services_of
 from .adapters import load_adapter, unload_adapter
 from .status import check_engines
@@ -41,6 +43,18 @@ async def wake_up(
     else:
         (await pool.acquire(model)).release()
     return Response()
+
+
+async def update_weights(body: UpdateWeightsBody, request: Request) -> Response:
+    """Replace weights by those of safetensors files on the server, and return the version of the weights."""
+    lease = await services_of(request).pool.acquire(body.model)
+    try:
+        version = await lease.model.llm.update_weights(body.path, body.mode)
+    except CheckpointError as error:  # the files of the request are at fault, and not the model's
+        raise InputError(error.info.text, param="path") from None
+    finally:
+        lease.release()
+    return JSONResponse({"weights_version": version})
 
 
 async def is_sleeping(request: Request, model: str | None = None) -> Response:
@@ -78,6 +92,7 @@ ADMIN_PATHS: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "/sleep": (("POST",), sleep),
     "/wake_up": (("POST",), wake_up),
     "/is_sleeping": (("GET",), is_sleeping),
+    "/update_weights": (("POST",), update_weights),
     "/reset_prefix_cache": (("POST",), reset_prefix_cache),
     "/reset_mm_cache": (("POST",), reset_mm_cache),
     "/v1/load_lora_adapter": (("POST",), load_adapter),

@@ -1,6 +1,8 @@
-"""Bodies that load and unload adapters, with vLLM's fields."""
+"""Bodies that load and unload adapters, with vLLM's fields, and that replace weights."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,6 +14,11 @@ class LoadAdapterBody(Body):
     lora_path: str = Field(min_length=1)
     load_inplace: bool = False
     is_pinned: bool = False
+
+
+class UpdateWeightsBody(Body):
+    path: str = Field(min_length=1)
+    mode: Literal["wait", "abort"] = "wait"
 
 
 class UnloadAdapterBody(Body):

@@ -62,6 +62,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run_here
 
 
+def test_the_reward_of_reinforce_rises(empty: Path) -> None:
+    done = start("reinforce", empty)
+    rewards = [float(words.split()[3]) for words in done.stdout.splitlines()]
+    assert rewards[-1] > rewards[0] + 0.02
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, empty: Path) -> None:
     for package in PACKAGES.get(name, ()):

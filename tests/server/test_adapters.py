@@ -14,6 +14,7 @@ import torch
 from http_server import TINY, error, listening, make_server, openai_client, serving_models
 from lora import write
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
 from sensorium.cli import serve
 from sensorium.engine.sampling_params import SamplingParams
@@ -127,6 +128,30 @@ def test_endpoints_that_take_no_adapters_refuse_them(served):
     files = {"file": ("a.pdf", b"%PDF-1.4", "application/pdf")}
     found = error(httpx.post(f"{served[0]}/v1/documents", data={"model": "red"}, files=files))
     assert (found["code"], found["param"]) == ("unsupported", "model")
+
+
+def test_weights_are_replaced_by_an_administrator(served, expected, tmp_path):
+    url, server = served
+    stored = load_file(TINY / "model.safetensors")
+    name = next(name for name in stored if name.endswith("layers.0.self_attn.q_proj.weight"))
+    save_file({name: stored[name] * -1}, tmp_path / "new.safetensors")
+    save_file({name: stored[name]}, tmp_path / "old.safetensors")
+
+    def post(file, headers=ADMIN):
+        return httpx.post(f"{url}/update_weights", json={"path": str(tmp_path / file)}, headers=headers, timeout=60)
+
+    def vector():
+        return httpx.post(f"{url}/v1/embeddings", json={"input": "a b"}, timeout=60).json()["data"][0]["embedding"]
+
+    before = vector()
+    assert post("new.safetensors", {}).status_code == 401
+    version = server.engine.weights_version
+    assert post("new.safetensors").json() == {"weights_version": version + 1}
+    assert vector() != before
+    assert error(post("absent.safetensors"))["param"] == "path"
+    assert post("old.safetensors").json() == {"weights_version": version + 2}
+    assert vector() == before
+    assert text_of(url, "red") == expected["red"]
 
 
 def test_the_list_of_models_has_the_adapters(served):

@@ -1,0 +1,75 @@
+"""Reads the weights of an update: pairs of names and tensors, or safetensors files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...callers.errors import CheckpointError, InputError, short_repr, typed
+from ...checkpoints.weight_files import read_file
+
+WeightsSource = Iterable[tuple[str, Tensor]] | Mapping[str, Tensor] | str | os.PathLike[str]
+UpdateMode = Literal["wait", "abort"]
+
+
+def read_update(weights: WeightsSource) -> dict[str, Tensor]:
+    """Return copies of the tensors on the host, by name.
+
+    Args:
+        weights: pairs of a name and a tensor, a mapping, or the path of a safetensors file or of a folder with such files.
+
+    Raises:
+        InputError: another form, a name that is given twice, or nothing.
+        CheckpointError: a file cannot be read, or a tensor holds other numbers than finite ones of 16 or 32 bits.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in _pairs(weights):
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            reason = f"<<param>> must be pairs of a name and a tensor, not {typed(name)} and {typed(tensor)}"
+            raise InputError(reason, code="invalid_value", param="weights")
+        if name in tensors:
+            raise InputError(f"<<param>> holds {short_repr(name)} twice", code="invalid_value", param="weights")
+        if not tensor.is_floating_point() or tensor.itemsize == 1:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(f"{name} of the update holds {kind}; it must hold floating-point numbers of 16 or 32 bits")
+        with torch.inference_mode(False):
+            tensors[name] = tensor.detach().to("cpu", copy=True)
+        if not tensors[name].isfinite().all():
+            raise CheckpointError(f"{name} of the update holds NaN or infinity")
+    if not tensors:
+        raise InputError("<<param>> holds no tensors", code="invalid_value", param="weights")
+    return tensors
+
+
+def check_mode(mode: object) -> None:
+    if mode not in ("wait", "abort"):
+        reason = f'<<param=>>{short_repr(mode)} must be "wait" or "abort"'
+        raise InputError(reason, code="invalid_value", param="mode")
+
+
+def _pairs(weights: object) -> Iterable[tuple[object, object]]:
+    if isinstance(weights, str | os.PathLike):
+        return ((name, tensor) for file in _files(weights) for name, tensor in read_file(file))
+    if isinstance(weights, Mapping):
+        return weights.items()
+    if not isinstance(weights, Iterable):
+        reason = f"<<param>> must be pairs of a name and a tensor, or a path, not {typed(weights)}"
+        raise InputError(reason, code="invalid_value", param="weights")
+    return (entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None) for entry in weights)
+
+
+def _files(path: str | os.PathLike[str]) -> list[Path]:
+    name = os.fspath(path)
+    if not isinstance(name, str) or "\0" in name:
+        raise InputError(f"<<param>> must be a path, not {short_repr(path)}", code="invalid_value", param="weights")
+    place = Path(name)
+    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    if not files or not all(file.is_file() and file.suffix == ".safetensors" for file in files):
+        reason = f"{short_repr(name)} is neither a safetensors file nor a folder with such files"
+        raise CheckpointError(f"{reason}; pickles are never read")
+    return files
