@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -194,10 +193,10 @@ class RankExecutor:
     def _all(self, verb: str, *arguments: object) -> None:
         """Call a method on all ranks. Raise the error of rank 0, or else RuntimeError with that of another."""
         self._send(verb, *arguments)
-        with ExitStack() as stack:
-            stack.callback(lambda: replies.extend(self._receive()))
-            replies: list[tuple[bool, Any]] = []
+        try:
             getattr(self._local, verb)(*arguments)
+        finally:
+            replies = self._receive()
         for rank, (failed, value) in enumerate(replies, 1):
             if failed:
                 raise RuntimeError(f"{verb} failed on rank {rank}: {value}")
