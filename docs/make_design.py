@@ -19,7 +19,7 @@ COMPONENTS = {
     "pipelines": "pipelines<br>transcribe, ocr, embed, score",
     "api": "engine<br>LLM, AsyncLLM, LiveSession",
     "engine": "engine/engine<br>Engine: a loaded model and its loop",
-    "core_server": "engine/core/server<br>program of the core's own process",
+    "core_server": "engine/core/server, rank_server<br>programs of the engine's processes",
     "setup": "engine/setup<br>loading, memory plan, doctor",
     "frontend": "engine/frontend<br>prompts and media in, text out, engine loop",
     "core": "engine/core<br>EngineCore, its clients, messages as bytes",
@@ -51,7 +51,7 @@ def component_of(module: tuple[str, ...]) -> str | None:
     """Return the component of a module such as ("engine", "worker", "batch"), or None if it is in no component."""
     if module[0] == "engine":
         name = module[1] if len(module) > 1 else ""
-        if module[1:3] == ("core", "server"):
+        if module[1:3] in (("core", "server"), ("core", "rank_server")):
             return "core_server"
         return name if name and (ROOT / "engine" / name).is_dir() else ENGINE_FILES.get(name, "messages")
     return module[0] if module[0] in COMPONENTS else None
