@@ -117,6 +117,42 @@ def _too_large(file: Path) -> CheckpointError:
     return CheckpointError(f"{file} holds more than {_MAX_BYTES >> 20} MiB; it is not a file of voices or a small network")
 
 
+def _rearrange(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> bool:
+    """Carry out an instruction about plain values, and return True; return False for another one."""
+
+    def pop_marked() -> list[Any]:
+        start = len(stack) - 1 - stack[::-1].index(_MARK)
+        values = stack[start + 1 :]
+        del stack[start:]
+        return values
+
+    if name in ("BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"):
+        stack.append(argument)
+    elif name in _CONSTANTS:
+        stack.append(_CONSTANTS[name]())
+    elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+        memo[len(memo) if argument is None else argument] = stack[-1]
+    elif name in ("BINGET", "LONG_BINGET"):
+        stack.append(memo[int(argument or 0)])
+    elif name == "TUPLE":
+        stack.append(tuple(pop_marked()))
+    elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+        count = int(name[-1])
+        stack[-count:] = [tuple(stack[-count:])]
+    elif name in ("APPEND", "APPENDS"):
+        values = pop_marked() if name == "APPENDS" else [stack.pop()]
+        stack[-1].extend(values)
+    elif name in ("SETITEM", "SETITEMS"):
+        values = pop_marked() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
+        if not isinstance(stack[-1], SavedObject):  # entries of a mapping that is not read
+            if not all(map(_is_key, values[::2])):
+                raise ValueError("it has a mapping whose keys are no texts or numbers")
+            stack[-1].update(zip(values[::2], values[1::2], strict=True))
+    else:
+        return False
+    return True
+
+
 def _interpret(program: IO[bytes], read: Callable[[str, torch.dtype], Any], objects: bool, with_tensors: bool = True) -> Any:
     """Return the value that the instructions build. Raise ValueError for an instruction or a name that is not known.
 
@@ -125,40 +161,13 @@ def _interpret(program: IO[bytes], read: Callable[[str, torch.dtype], Any], obje
         with_tensors: otherwise tensors are None.
     """
     stack, memo, num_bytes = list[Any](), dict[int, Any](), 0
-
-    def pop_marked() -> list[Any]:
-        start = len(stack) - 1 - stack[::-1].index(_MARK)
-        values = stack[start + 1 :]
-        del stack[start:]
-        return values
-
     for instruction, argument, _ in pickletools.genops(program):
         name = instruction.name
         if name in ("PROTO", "FRAME"):
             continue
-        if name in ("BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"):
-            stack.append(argument)
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name]())
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[int(argument or 0)])
-        elif name == "TUPLE":
-            stack.append(tuple(pop_marked()))
-        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            count = int(name[-1])
-            stack[-count:] = [tuple(stack[-count:])]
-        elif name in ("APPEND", "APPENDS"):
-            values = pop_marked() if name == "APPENDS" else [stack.pop()]
-            stack[-1].extend(values)
-        elif name in ("SETITEM", "SETITEMS"):
-            values = pop_marked() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-            if not isinstance(stack[-1], SavedObject):  # entries of a mapping that is not read
-                if not all(map(_is_key, values[::2])):
-                    raise ValueError("it has a mapping whose keys are no texts or numbers")
-                stack[-1].update(zip(values[::2], values[1::2], strict=True))
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
+        if _rearrange(name, argument, stack, memo):
+            continue
+        if name in ("GLOBAL", "STACK_GLOBAL"):
             stack.append(argument if name == "GLOBAL" else f"{stack.pop(-2)} {stack.pop()}")
         elif name == "BINPERSID":
             kind, storage, key = stack.pop()[:3]

@@ -274,16 +274,7 @@ class EngineConfig:
         for name in ("max_model_len", "kv_cache_memory_bytes", "prefix_cache_bytes", "encoder_cache_bytes"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
-        if not _is_number(self.gpu_memory_fraction) or not 0 < self.gpu_memory_fraction <= 1:
-            raise _error("gpu_memory_fraction", self.gpu_memory_fraction, "must be a number above 0 and at most 1")
-        if not _is_number(self.quarantine_seconds) or not 0 <= self.quarantine_seconds < math.inf:
-            raise _error("quarantine_seconds", self.quarantine_seconds, "must be a number of seconds, 0 or above")
-        if not _is_number(self.grammar_seconds) or not 0 < self.grammar_seconds < math.inf:
-            raise _error("grammar_seconds", self.grammar_seconds, "must be a number of seconds above 0")
-        if not _is_number(self.max_template_seconds) or not 0 < self.max_template_seconds < math.inf:
-            raise _error("max_template_seconds", self.max_template_seconds, "must be a number of seconds above 0")
-        if isinstance(self.engine_restarts, bool) or not isinstance(self.engine_restarts, int) or self.engine_restarts < 0:
-            raise _error("engine_restarts", self.engine_restarts, "must be an integer, 0 or above")
+        self._check_numbers()
         if self.revision is not None and (not isinstance(self.revision, str) or not self.revision):
             raise _error("revision", self.revision, "must be the name of a branch, a tag or a commit")
         if self.adapter is not None:
@@ -310,6 +301,19 @@ class EngineConfig:
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
                 raise _error(f"limit_mm_per_prompt[{modality!r}]", limit, "must be an integer, 0 or above")
+
+    def _check_numbers(self) -> None:
+        """Raise ConfigError for a fraction, a number of seconds or of restarts that is out of range."""
+        if not _is_number(self.gpu_memory_fraction) or not 0 < self.gpu_memory_fraction <= 1:
+            raise _error("gpu_memory_fraction", self.gpu_memory_fraction, "must be a number above 0 and at most 1")
+        if not _is_number(self.quarantine_seconds) or not 0 <= self.quarantine_seconds < math.inf:
+            raise _error("quarantine_seconds", self.quarantine_seconds, "must be a number of seconds, 0 or above")
+        if not _is_number(self.grammar_seconds) or not 0 < self.grammar_seconds < math.inf:
+            raise _error("grammar_seconds", self.grammar_seconds, "must be a number of seconds above 0")
+        if not _is_number(self.max_template_seconds) or not 0 < self.max_template_seconds < math.inf:
+            raise _error("max_template_seconds", self.max_template_seconds, "must be a number of seconds above 0")
+        if isinstance(self.engine_restarts, bool) or not isinstance(self.engine_restarts, int) or self.engine_restarts < 0:
+            raise _error("engine_restarts", self.engine_restarts, "must be an integer, 0 or above")
 
     @property
     def num_ranks(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 from collections.abc import Mapping
@@ -45,8 +46,7 @@ def map_batches(
         options: of the task, as in the method of `LLM` with its name; for "chat" also `sampling_params`.
         engine_options: of `LLM`. Unless they say otherwise, the engine runs in a process of its own (`engine_process`).
         batch_size: rows that an actor computes at once.
-        concurrency: number of actors, or the smallest and largest number.
-        num_cpus, num_gpus: of each actor.
+        concurrency, num_cpus, num_gpus: number of actors, or the smallest and largest number; and what each needs.
         checkpoint: folder in which results are kept by content, shared by all nodes. A job that was killed goes on with them.
 
     Returns:
@@ -56,10 +56,8 @@ def map_batches(
         ConfigError: Ray is not installed, an unknown task, or a column that is there already.
     """
     check_task(task)
-    try:
-        import ray.data  # noqa: F401
-    except ImportError:
-        raise ConfigError("sensorium.ray needs Ray; run pip install 'sensorium[ray]'") from None
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("sensorium.ray needs Ray; run pip install 'sensorium[ray]'")
     if not isinstance(column, str) or column in COLUMNS:
         raise ConfigError(f"<<param=>>{short_repr(column)} must be the name of a column other than {COLUMNS}", param="column")
     settings = {

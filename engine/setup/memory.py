@@ -299,14 +299,8 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     blocks = num_cache_blocks(config, model.cache_specs, sizes, device) if decodes else (0,) * len(block_bytes)
     items = sizes.item_rows
     per_token = [count for count, group in zip(blocks, groups, strict=True) if group.spec.kind != "state"]
-    keys = config.max_num_seqs * sizes.keys
-    if per_token:
-        keys = min(keys, max(per_token) * config.block_size)
-    rows = min(sizes.step_rows, keys)
-    quantized_kv, formats = config.kv_cache_dtype != "auto", config.quantization and parse_quantization(config.quantization)
-    dequantized = getattr(model, "formats", None) is not None or bool(formats and formats.uses_int4)
-    step = StepLimits(rows, keys, sizes.keys, device, bool(formats and formats.uses_8_bits), quantized_kv, dequantized)
-    step = replace(step, cross_keys=sizes.step_cross_rows)
+    step = _step_limits(config, model, sizes, max(per_token, default=0))
+    rows, keys = step.rows, step.keys
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
     encoded = {name: most for name, most in items.items() if config.encodes(name)}
     call_rows = {name: max(most, config.max_encoder_tokens) for name, most in encoded.items()}  # maximum rows of a call
@@ -347,10 +341,23 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         streams=streams * model.stream_bytes(max(encoded.values(), default=0)) if isinstance(model, SupportsStreams) else 0,
         adapters=adapter_bytes(config, model),
         draft_cache=draft_cache_bytes(config, model, sizes.max_model_len) if decodes else 0,
-        kernels=amx_bytes(1 + config.uses_async_scheduling, dequantized) if device.type == "cpu" else 0,
+        kernels=amx_bytes(1 + config.uses_async_scheduling, step.dequantized) if device.type == "cpu" else 0,
         device=str(device),
         media_device="cpu" if config.media_device == "cpu" else str(config.torch_media_device),
     )
+
+
+def _step_limits(config: EngineConfig, model: Model, sizes: MaxSizes, blocks: int) -> StepLimits:
+    """Return the limits of the largest step. `blocks`: of the largest cache group with keys; 0 if there is none."""
+    keys = config.max_num_seqs * sizes.keys
+    if blocks:
+        keys = min(keys, blocks * config.block_size)
+    rows = min(sizes.step_rows, keys)
+    quantized_kv, formats = config.kv_cache_dtype != "auto", config.quantization and parse_quantization(config.quantization)
+    dequantized = getattr(model, "formats", None) is not None or bool(formats and formats.uses_int4)
+    eight_bits = bool(formats and formats.uses_8_bits)
+    step = StepLimits(rows, keys, sizes.keys, config.torch_device, eight_bits, quantized_kv, dequantized)
+    return replace(step, cross_keys=sizes.step_cross_rows)
 
 
 def adapter_bytes(config: EngineConfig, model: Model) -> int:

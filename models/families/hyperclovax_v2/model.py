@@ -25,17 +25,17 @@ _PROJECTORS = ("projector", "vision_projector", "mm_projector")  # transformers'
 
 
 @dataclass(frozen=True)
-class MergerSpec(ProjectorSpec):
+class ProjectedMergerSpec(ProjectorSpec):
     """Qwen2.5-VL's merger to `merged` numbers, and a linear layer to `out`, whose result is multiplied by `factor`."""
 
     merged: int = 0
     factor: float = 1.0
 
 
-class Merger(Projector):
+class ProjectedMerger(Projector):
     """`[patches, width]` -> `[rows, out]`."""
 
-    def __init__(self, spec: MergerSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: ProjectedMergerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(replace(spec, out=spec.merged), dtype, device)
         project = Builder(self, dtype, device).linear(["projector"], spec.merged, [spec.out], True)
         self.last = (project,)  # in a tuple: its only name is the checkpoint's
@@ -66,12 +66,12 @@ class HyperClovaXV2(NativeModel):
         ("lm_head.", "head.lm_head."),
     )
     ignored = ("model.discrete_vision_model.", "discrete_vision_model.")
-    merger_class = Merger
+    merger_class = ProjectedMerger
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         decoder = decoder_spec(config, stack_of(config, "hyperclovax"))
         tower, merger = qwen25_tower(require(config, "vision_config"), GATED_BLOCKS)
         fields = {name: getattr(merger, name) for name in merger.__dataclass_fields__}
         # the published model scales everything that goes into the decoder, encoder rows included
-        spec = MergerSpec(**{**fields, "out": decoder.hidden_size}, merged=merger.out, factor=decoder.embed_scale)
+        spec = ProjectedMergerSpec(**{**fields, "out": decoder.hidden_size}, merged=merger.out, factor=decoder.embed_scale)
         super().__init__(decoder, tower, (spec,), dtype, device)

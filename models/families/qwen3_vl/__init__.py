@@ -4,7 +4,7 @@ from ...registry import Family
 
 FAMILY = Family(
     classes={
-        "InternS2PreviewForConditionalGeneration": ("InternS2Preview", "Qwen35ProcessingInfo"),
+        "InternS2PreviewForConditionalGeneration": ("Qwen35Moe", "Qwen35ProcessingInfo"),
         "Qwen3VLForConditionalGeneration": ("Qwen3VL", "Qwen3VLProcessingInfo"),
         "Qwen3VLMoeForConditionalGeneration": ("Qwen3VLMoe", "Qwen3VLProcessingInfo"),
         "Qwen3_5ForConditionalGeneration": ("Qwen35", "Qwen35ProcessingInfo"),

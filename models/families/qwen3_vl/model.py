@@ -89,15 +89,13 @@ class Qwen35(NativeModel):
 
 
 class Qwen35Moe(Qwen35):
-    """Qwen3.5 with experts in the decoder."""
+    """Qwen3.5 with experts in the decoder. The encoder of time series of Intern-S2-Preview is not built.
 
-    stack = STACKS["qwen3_5_moe_text"]
-
-
-class InternS2Preview(Qwen35Moe):
-    """Intern-S2-Preview, whose encoder of time series is not built. Source: vLLM's interns2_preview.py."""
+    Source: vLLM's interns2_preview.py.
+    """
 
     ignored = ("model.time_series.", "time_series.")
+    stack = STACKS["qwen3_5_moe_text"]
 
 
 def qwen3_specs(
