@@ -34,7 +34,8 @@ NOTE = (
     "of speakers is found, or given as `speakers=N`. RTF is the time of both networks and of clustering by the length of the "
     "audio. cpWER counts the words that are wrong or of the wrong speaker, with the number of speakers given; overlapping "
     "words count for both. The networks are those in whisperx 3.8.6 and Resemblyzer 0.1.4; the thresholds were chosen with "
-    "another seed, the same human voices and the recording `sample`, which is therefore not held out. It is the recording in pyannote.audio 4.0.7: 30 s of a telephone call."
+    "another seed, the same human voices and the recording `sample`, which is therefore not "
+    "held out. It is the recording in pyannote.audio 4.0.7: 30 s of a telephone call."
 )
 FOLDER = ROOT / "out" / "speakers"
 RATE = 16_000
