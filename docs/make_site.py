@@ -57,6 +57,12 @@ def api_page() -> str:
     parts = ["# API reference", "All names are imported from `sensorium`."]
     for name in names:
         parts.append(f"## {name}")
+        if inspect.ismodule(module := getattr(sensorium, name)):
+            parts.append(_markdown(inspect.getdoc(module) or ""))
+            for function, member in inspect.getmembers(module, inspect.isfunction):
+                if member.__module__ == module.__name__ and not function.startswith("_"):
+                    parts += [f"### {name}.{function}", *_described(function, member)]
+            continue
         parts += _described(name, getattr(sensorium, name))
         if inspect.isclass(value := getattr(sensorium, name)):
             for method, member in inspect.getmembers(value, inspect.isroutine):

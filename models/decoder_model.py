@@ -241,7 +241,7 @@ class DecoderModel(nn.Module):
         first, count = len(self.spec.layers), self.spec.mtp_layers
         layers = (stem for index in range(first, first + count) for stem in stored_stems(index, ()))
         decoder = self.language_model  # None with parts="encoder"
-        held = range(first) if decoder is None else decoder.held
+        held = decoder.held if isinstance(decoder, Decoder) else range(first)
         absent = (f"language_model.layers.{index}." for index in range(first) if index not in held)
         return (*_MTP, *layers, *absent, *self.ignored)
 

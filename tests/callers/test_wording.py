@@ -20,7 +20,18 @@ PACKAGE = Path(wording.__file__).parents[1]
 FOLDERS = ("callers", "cli", "engine", "mm", "models", "pipelines", "processors", "server")
 ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None, max_tokens=8)
 READ = {"max_pages", "output_dir", "pages", "resume"}
-ARGUMENTS = {"aligner", "grammar_seconds", "max_tokens", "models", "multi_modal_data", "param", "timestamps", "tls_key", *READ}
+ARGUMENTS = {
+    "aligner",
+    "draw",
+    "grammar_seconds",
+    "max_tokens",
+    "models",
+    "multi_modal_data",
+    "param",
+    "timestamps",
+    "tls_key",
+    *READ,
+}
 """Names in texts that are neither advice nor options of an engine. `READ`: of reading documents."""
 
 
