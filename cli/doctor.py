@@ -34,6 +34,7 @@ OPTIONAL = {
     "rapidocr": "pip install 'sensorium[documents]'",
     "onnxruntime": "pip install 'sensorium[documents]'",
     "pillow-heif": "pip install 'sensorium[heif]'",
+    "ray": "pip install 'sensorium[ray]'",
     "sounddevice": "pip install 'sensorium[live]'",
     "matplotlib": "pip install 'sensorium[bench]'",
     "librosa": "pip install 'sensorium[test]'",

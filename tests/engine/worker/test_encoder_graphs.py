@@ -276,7 +276,7 @@ def test_a_class_of_transformers_is_not_recorded() -> None:
     given = {"pixels": FieldElem(torch.randn(2, 3), FlatField()), "grid": FieldElem(torch.tensor(2), BatchedField())}
     items = [SimpleNamespace(kwargs=given, modality="image", range=SimpleNamespace(num_embeds=2))]
     for _ in range(4):
-        encoder_runner._embed(model, items)
+        encoder_runner._embed(model, None, items)
     assert len(calls) == 4
     assert not encoder_runner.graphs._graphs
     assert graph_bytes(model, {"image": 5}, StepLimits(1, 1, 1, torch.device("cuda"))) == 0
