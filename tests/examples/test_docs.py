@@ -19,6 +19,7 @@ from PIL import Image
 from sensorium import LLM, Media, SamplingParams
 from sensorium.cli import main as cli
 from sensorium.processors.text import message_parts
+from speaker_files import save_networks
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.S)
@@ -100,13 +101,15 @@ def test_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     family.save(family.load_rows()["whisper"], tmp_path / "whisper-tiny", max_target_positions=64)
-    for number, name in enumerate(("talk.flac", "call.wav")):
+    for number, name in enumerate(("talk.flac", "call.wav", "interview.flac", "meeting.flac")):
         soundfile.write(tmp_path / name, family.make_media("audio", (12_000,), number), 16_000)
+    save_networks(tmp_path / "networks")
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     shutil.copy(ROOT / "assets" / "media" / "receipt1.png", tmp_path / "receipt.png")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for number, block in enumerate(BLOCK.findall((ROOT / "docs" / "speech.md").read_text("utf-8"))):
+        block = block.replace("speakers=True", "speakers=True, speaker_model='networks'")  # without the packages of weights
         exec(compile(block, f"docs/speech.md block {number}", "exec"), names)
     assert names["transcript"].error is names["english"].error is names["output"].error is None
     assert names["transcript"].segments is not None
