@@ -14,6 +14,7 @@ from sensorium.callers.errors import ErrorCode, ErrorInfo
 from sensorium.engine.outputs import CompletionOutput, RequestOutput
 from sensorium.pipelines import transcribe as transcribing
 from sensorium.pipelines.run import Run, Task
+from sensorium.pipelines.speech.decode import SpokenLanguage
 from sensorium.pipelines.speech.merge import find_merge_point
 from sensorium.pipelines.speech.options import FileOptions
 from sensorium.pipelines.speech.readings import says
@@ -268,7 +269,7 @@ def test_sequential_windows_overlap_inside_speech(monkeypatch: pytest.MonkeyPatc
     job = SimpleNamespace(words="", options=options, rate=RATE, size=30 * RATE)
     texts = list[str]()
     final = transcribing._FinalTexts(0, replace(options, on_text=lambda _, text: texts.append(text)), RATE)
-    found = result_of(lambda: transcribing._read_sequentially(None, reader, job, None, final))
+    found = result_of(lambda: transcribing._read_sequentially(None, reader, job, SpokenLanguage(None), final))
     final.finish()
     merged = merge_texts([Reading(text.result.text, text.segments, text.result.overlap) for text in found])[0]
     assert merged == space.join(spoken)

@@ -340,7 +340,7 @@ def test_live_audio(chromium, open_page, speech, tmp_path, realtime):
     page.get_by_role("button", name="End recording").click()
     page.locator(".word").first.wait_for()
     assert len(answer(page).split()) > 2
-    assert page.evaluate("document.querySelector('.entry audio').duration") > 1
+    page.wait_for_function("document.querySelector('.entry audio').duration > 1")
     assert len(sockets) == realtime
 
 
