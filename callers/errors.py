@@ -265,7 +265,7 @@ def hint(name: object, choices: Iterable[str], others: Iterable[str] = ()) -> st
     advice = suggestion(name, [*names, *others])
     start = "" if not advice else f"{advice} " if advice.endswith("?") else f"{advice}. "
     further = len(names) - _MAX_CHOICES
-    more = f" and {further} others" if further > 0 else ""
+    more = f" and {further} other{'s' if further > 1 else ''}" if further > 0 else ""
     return f"{start}{'The' if start else 'the'} known ones are {', '.join(names[:_MAX_CHOICES])}{more}"
 
 

@@ -195,6 +195,8 @@ def _readable(value: object) -> Iterator[None]:
         text = " ".join(str(error).split())[:200] or type(error).__name__
         if "MAX_TEXT" in text:  # the name of a limit in Pillow
             raise InputError("its texts or its color profile are too large; save it again without them") from None
+        if isinstance(value, Image.Image) and "closed" in text:
+            raise InputError("it is a Pillow image that was closed; give it before it is closed, or its file") from None
         raise InputError(f"it is broken or cut off ({text}); download or save it again") from None
 
 

@@ -50,6 +50,13 @@ def test_every_form_gives_the_same_pixels():
         assert np.array_equal(pixels.numpy(), PIXELS)
 
 
+def test_a_closed_image_is_named():
+    image = Image.open(io.BytesIO(encoded(Image.fromarray(PIXELS))))
+    image.close()
+    with pytest.raises(InputError, match="was closed"):
+        decode_image(image, POLICY)
+
+
 def test_hashes_differ():
     forms = [Image.new(mode, (2, 8)) for mode in ("1", "L", "RGB", "RGBA", "CMYK")] + [Image.new("RGB", (8, 2))]
     coded = [Image.new("P", (2, 8)) for _ in range(2)]
