@@ -16,7 +16,7 @@ from drafting import drafting, free_drafter
 from http_server import MEDIA, TINY, listening, serving_models
 from sensorium.server.config import ServerConfig
 from sensorium.server.state import Server
-from waiting import assert_idle
+from waiting import assert_idle, wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
 
@@ -201,6 +201,7 @@ def test_escape_stops_a_stream(page, tiny, monkeypatch):
     page.keyboard.press("Escape")
     page.get_by_text("Stopped.").first.wait_for()
     assert len(answer(page)) > 4
+    wait_until(lambda: not llm.engine.loop._names)  # the server hears of it after the page
     assert_idle(llm)
 
 
