@@ -102,7 +102,7 @@ def test_minute_60_costs_what_minute_1_costs(llm: LLM, monkeypatch: pytest.Monke
     encode = model.embed_multimodal
     monkeypatch.setattr(model, "embed_multimodal", lambda *given: [rows.append(len(one)) or one for one in encode(*given)])
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS | {"sampling_params": params}))
+    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS | {"sampling_params": params, "cache_salt": "minutes"}))
 
     def minute(number: int) -> list[int]:
         steps, tokens = llm.stats.steps, 0
