@@ -16,6 +16,7 @@ from sensorium import LLM, SamplingParams, register_logits_processor
 from sensorium.callers.errors import ConfigError
 from sensorium.engine.setup.doctor import plan_of
 from sensorium.engine.structured_outputs import StructuredOutputsParams
+from sensorium.kernels.bodies import bodies_in_use
 from waiting import wait_until
 
 PROMPTS = [asked(make_image(1)), "The sky is", asked(make_image(2), make_image(1))]
@@ -30,6 +31,13 @@ OPTIONS = {"max_model_len": 512, "max_num_seqs": 4, "limit_mm_per_prompt": {"ima
 FAMILIES = ("qwen3_vl", "gemma3", "phi3_vision", "qwen2_audio")
 STAGED = ("qwen3_vl", "qwen3_vl_moe", "kimi_vl", "lfm2_vl", "mllama")
 """With deepstack levels, mixtures of experts, latent attention, layers with a state, and cross-attention."""
+
+
+@pytest.fixture(autouse=True)
+def same_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all engines compute with the bodies of this process, also where measured rates cannot be kept."""
+    if "SENSORIUM_CPU" not in os.environ:
+        monkeypatch.setenv("SENSORIUM_CPU", ",".join(bodies_in_use()))
 
 
 def answers(llm: LLM, prompts: object, params: object) -> list[Any]:
