@@ -43,7 +43,7 @@ STYLES = ("ruled", "header", "plain")
 
 @dataclass(frozen=True)
 class Source:
-    """What a page says: `texts` in reading order, and its table."""
+    """The true content of a page: its texts in reading order, and its table."""
 
     texts: tuple[str, ...]
     table: tuple[tuple[str, ...], ...]

@@ -1,4 +1,4 @@
-"""Speakers that are told apart wrongly: `python -m benchmarks.speakers --speaker-model DIR --model whisper-tiny.en`.
+"""Measure errors of speakers in transcripts: `python -m benchmarks.speakers --speaker-model DIR --model whisper-tiny.en`.
 
 A set of seeded mixtures of 2 to 5 speakers: voices of espeak-ng, and the human voices of --voices (a folder with clips of one
 speaker each, whose names begin with the speaker's). Turns last from 0.2 s on, some overlap, every fourth mixture has music.

@@ -41,7 +41,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What is added to the logits of tokens, int64 and float32 `[n]`, and taken from all other logits."""
+    """Changes of logits: `values`, float32 `[n]`, are added at `tokens`, int64 `[n]`; `unfinished` is taken from all others."""
 
     tokens: np.ndarray
     values: np.ndarray
@@ -58,7 +58,7 @@ class _Start:
 
 @dataclass(frozen=True)
 class SpokenPhrases:
-    """What an answer has of the phrases.
+    """The boosted phrases in an answer.
 
     Args:
         score: the sum of the scores of its finished phrases. One that is repeated counts once: loops gain nothing.

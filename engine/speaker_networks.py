@@ -26,7 +26,7 @@ _SECONDS = {True: 10.0, False: 5.0}  # length of windows, with sets of speakers 
 
 @dataclass(frozen=True, eq=False)
 class SpeakerNetworks:
-    """Who speaks in each frame of a window, and the voice of a stretch of speech as a vector."""
+    """Computes the speakers of each frame of a window, and vectors of voices."""
 
     segmentation: PyanNet
     embedding: SpeakerEncoder

@@ -15,7 +15,7 @@ from ...kernels.linear import LinearWeight, linear
 
 @dataclass(frozen=True, eq=False)
 class OutputGain:
-    """What DoRA does to outputs of the base layer: `out * gain + shift`, where the shift keeps the bias as it is.
+    """The change that DoRA makes to outputs of the base layer: `out * gain + shift`, where the shift keeps the bias as it is.
 
     Args:
         gain, shift: `[outputs]`.

@@ -116,7 +116,7 @@ def _connected(across: Sequence[_Line], down: Sequence[_Line]) -> Iterator[tuple
 
 
 def _sides(lines: Sequence[_Line], crossing: Sequence[_Line]) -> tuple[float, ...]:
-    """Return the places of lines, and the ends of those that cross them, without sides that are too close."""
+    """Return the positions of lines and of the ends of lines that cross them. Of positions too close, one is kept."""
     places = [line[0] for line in lines]
     places += [min((line[1] for line in crossing), default=0.0), max((line[2] for line in crossing), default=0.0)]
     sides = list[float]()

@@ -1,4 +1,4 @@
-"""Who speaks when: finds the turns of speakers in audio of any length, in nearly constant memory.
+"""Finds who speaks when: the turns of speakers in audio of any length, in nearly constant memory.
 
 The segmentation network tells up to three speakers apart in each window of some seconds. The speech of each of them becomes a
 vector, and vectors of all windows are grouped by speaker. Sources: arXiv 2105.13802 (clustering of local speakers),

@@ -176,7 +176,7 @@ class FileOptions(SpeechOptions):
 
     @property
     def each_channel(self) -> bool:
-        """Whether each channel is one speaker."""
+        """True if each channel is one speaker."""
         return self.channel == "each"
 
     @property

@@ -1,4 +1,4 @@
-"""Who says what: the speakers of a transcript, from voices or from channels."""
+"""Finds the speakers of a transcript, from voices or from channels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REFERENCE_SECONDS = 60.0  # of a clip of a known speaker that are read
 
 @dataclass(frozen=True, eq=False)
 class SpeakerJob:
-    """What the items of one call share. `known`: names of speakers, and the vector of each one's voice."""
+    """Settings and networks that all items of a call use. `known`: names of speakers, and the vector of each one's voice."""
 
     networks: SpeakerNetworks
     limits: tuple[int, int]

@@ -43,7 +43,7 @@ class SpeakerTurn:
 
 @dataclass(frozen=True)
 class SpeechTimeline:
-    """What was said when, and by whom.
+    """The segments of a transcript with their words, times, speakers and pauses.
 
     Args:
         segments: in order, each with an end; one segment, of the whole audio, if the text has no times.
@@ -154,7 +154,7 @@ class _TurnFinder:
     def __init__(self, turns: Sequence[SpeakerTurn]) -> None:
         self._turns, self._next = turns, 0
         self._near = list[SpeakerTurn]()  # turns that have begun, and have not ended long ago
-        self._last: SpeakerTurn | None = None  # the turn that ended last of those that were left out
+        self._last: SpeakerTurn | None = None  # of the turns that were left out, the one that ended last
 
     def speakers(self, start: float, end: float, before: str | None = None) -> list[str]:
         """Return the speaker of a stretch, and others who speak during it. `before`: the speaker of the word before it."""

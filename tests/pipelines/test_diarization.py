@@ -1,4 +1,4 @@
-"""Who speaks when: clustering of voices, and turns from the activity of overlapping windows."""
+"""Clustering of voices, and turns from the activity of overlapping windows."""
 
 from __future__ import annotations
 

@@ -26,22 +26,31 @@ IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD = [0.485, 0.456, 0.406], [0.229, 0.2
 IMAGE_KWARGS = (*TILE_KWARGS, "crop_to_patches", "max_patches", "min_patches")
 DEFAULT_FRAMES = 8  # of a video, if neither the checkpoint nor the caller says
 _SYSTEM = "你是书生·万象，英文名是InternVL，是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。"
-TEMPLATES = {
-    "internvl2_5": """
+
+
+def chat_template(system: str, image: str) -> str:
+    """Return the template of ChatML with a default system message. `image`: what stands for an image."""
+    return (
+        """
 {%- if messages[0].role != 'system' -%}{{ '<|im_start|>system\\n"""
-    + _SYSTEM
-    + """<|im_end|>\\n' }}{%- endif -%}
+        + system
+        + """<|im_end|>\\n' }}{%- endif -%}
 {%- for m in messages -%}
   {{- '<|im_start|>' ~ m.role ~ '\\n' -}}
   {%- for part in ([{'type': 'text', 'text': m.content}] if m.content is string else m.content) -%}
-    {%- if part.type == 'image' -%}{{ '<IMG_CONTEXT>\\n' }}
+    {%- if part.type == 'image' -%}{{ '"""
+        + image
+        + """\\n' }}
     {%- elif part.type == 'text' -%}{{ part.text }}
     {%- else -%}{{ raise_exception('this model takes text and images') }}{%- endif -%}
   {%- endfor -%}
   {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
-}
+    )
+
+
+TEMPLATES = {"internvl2_5": chat_template(_SYSTEM, "<IMG_CONTEXT>")}
 """Chat templates by `template` of the publisher's config.json; the tokenizer's own templates do not support images."""
 
 TEXT_ONLY = """

@@ -9,21 +9,9 @@ from ....processors.bases.base import insert_text_around
 from ....processors.bases.text_placeholders import TextPlaceholders
 from ....processors.interface import Span
 from ....processors.spans import Piece, build_span
-from ..internvl.processing import InternVLChatProcessingInfo
+from ..internvl.processing import InternVLChatProcessingInfo, chat_template
 
 _BEFORE, _AFTER = "<Image", "</Image>"  # the rest of <Image> is tokenized together with the name of the first tile
-CHAT_TEMPLATE = """
-{%- if messages[0].role != 'system' -%}{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{%- endif -%}
-{%- for m in messages -%}
-  {{- '<|im_start|>' ~ m.role ~ '\\n' -}}
-  {%- for part in ([{'type': 'text', 'text': m.content}] if m.content is string else m.content) -%}
-    {%- if part.type == 'image' -%}{{ '<image>\\n' }}
-    {%- elif part.type == 'text' -%}{{ part.text }}
-    {%- else -%}{{ raise_exception('this model takes text and images') }}{%- endif -%}
-  {%- endfor -%}
-  {{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
 
 
 class NvlmDProcessingInfo(TextPlaceholders, InternVLChatProcessingInfo):
@@ -33,7 +21,7 @@ class NvlmDProcessingInfo(TextPlaceholders, InternVLChatProcessingInfo):
     placeholders = {"image": ("image_token_id", "<|vision_pad|>")}
     placeholder_texts = {"image": "<image>"}
     inserted = {"image": (_BEFORE, _AFTER)}
-    chat_template = CHAT_TEMPLATE
+    chat_template = chat_template("You are a helpful assistant.", "<image>")
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         ids = super().preprocess_prompt(ids, items)
