@@ -6,6 +6,7 @@ import mmap
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,6 +32,7 @@ class Channel:
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))  # for descriptors: sending one must not need another
+        self._open = threading.Lock()  # taken by the thread that closes it, and never released
 
     def send(self, data: bytes, descriptor: int | None) -> None:
         """Send a message that `pack` returned. Raise OSError if the other side is gone."""
@@ -57,8 +59,10 @@ class Channel:
         return decode(memoryview(data)[_HEAD.size :], memory)
 
     def close(self) -> None:
-        self._connection.close()
-        self._socket.close()
+        """Close this end, in any thread. It is closed once: the descriptor's number may have another owner by then."""
+        if self._open.acquire(blocking=False):
+            self._connection.close()
+            self._socket.close()
 
 
 class Activity:
@@ -69,6 +73,7 @@ class Activity:
         self.fileno = os.memfd_create("activity") if fileno is None else fileno
         os.ftruncate(self.fileno, _PAGE)
         self._page = mmap.mmap(self.fileno, _PAGE)
+        self._open = threading.Lock()  # as in `Channel`
 
     def write(self, keys: Iterable[str]) -> None:
         """Replace the keys. Those that do not fit are left out."""
@@ -82,7 +87,7 @@ class Activity:
         return bytes(self._page[_HEAD.size :][:size]).decode(errors="replace").split()
 
     def close(self) -> None:
-        if not self._page.closed:  # closed once: the descriptor's number may have another owner by now
+        if self._open.acquire(blocking=False):
             self._page.close()
             os.close(self.fileno)
 

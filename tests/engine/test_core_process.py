@@ -109,8 +109,8 @@ def kill_in_flight(llm: LLM, image: bool) -> None:
     prompt = {"prompt": PLACEHOLDER + "Read. ", "multi_modal_data": {"image": Image.new("RGB", (640, 480), (9, 99, 9))}}
     seen, found, stopped, step, steps = [], [], threading.Event(), core.step, itertools.count(1)
     callers = [
-        threading.Thread(target=lambda: seen.extend(llm.stream(prompt if image else "user 1 moves left", LONG))),
-        threading.Thread(target=lambda: found.extend(llm.generate(["a " * 200] * 6, LONG, use_tqdm=False))),
+        threading.Thread(target=lambda: seen.extend(llm.stream(prompt if image else "user 1 moves left", LONG)), daemon=True),
+        threading.Thread(target=lambda: found.extend(llm.generate(["a " * 200] * 6, LONG, use_tqdm=False)), daemon=True),
     ]
 
     def step_until_stopped():
@@ -341,7 +341,7 @@ def test_a_request_that_is_being_prepared_survives_the_death(release_first, capl
     with slow_image() as (url, server), make(engine_restarts=1, media=LOCAL) as llm:
         loop, core, done = llm.engine.loop, llm.engine.loop.core, []
         prompt = {"prompt": PLACEHOLDER + "Read.", "multi_modal_data": {"image": url}}
-        caller = threading.Thread(target=lambda: done.extend(llm.generate([prompt], params, use_tqdm=False)))
+        caller = threading.Thread(target=lambda: done.extend(llm.generate([prompt], params, use_tqdm=False)), daemon=True)
         caller.start()
         assert server.asked.wait(LONG_WAIT)
         killed = threading.Event()
@@ -385,7 +385,7 @@ def test_a_prompt_that_is_ready_before_the_death_is_noticed_is_admitted_after_it
 def test_prepared_requests_end_when_the_child_has_died_for_good():
     with slow_image() as (url, server), make(media=LOCAL) as llm:
         done, prompt = [], {"prompt": PLACEHOLDER + "Read.", "multi_modal_data": {"image": url}}
-        caller = threading.Thread(target=lambda: done.extend(llm.generate([prompt], LONG, use_tqdm=False)))
+        caller = threading.Thread(target=lambda: done.extend(llm.generate([prompt], LONG, use_tqdm=False)), daemon=True)
         caller.start()
         assert server.asked.wait(LONG_WAIT)
         os.kill(llm.engine.loop.core.pid, signal.SIGKILL)
@@ -440,7 +440,7 @@ def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
                 "multi_modal_data": {"image": Image.new("RGB", (640, 480), (9, 99, shade))},
             }
             stream = llm.stream(prompt, SamplingParams(max_tokens=2))
-            caller = threading.Thread(target=lambda stream=stream: list(stream))
+            caller = threading.Thread(target=lambda stream=stream: list(stream), daemon=True)
             caller.start()
             while caller.is_alive() and not core._activity.read():
                 time.sleep(0)

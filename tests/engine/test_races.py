@@ -104,7 +104,7 @@ def test_a_late_message_does_not_end_the_next_request_of_the_same_id(llm, late):
 
 def test_a_cancelled_call_ends_no_request(llm):
     loop, found, gate = llm.engine.loop, [], threading.Event()
-    caller = threading.Thread(target=lambda: found.extend(llm.generate(["a b c"], LONG, use_tqdm=False)))
+    caller = threading.Thread(target=lambda: found.extend(llm.generate(["a b c"], LONG, use_tqdm=False)), daemon=True)
     hold_steps(loop.core, gate.is_set)
     caller.start()
     wait_until(lambda: loop._owners)

@@ -35,7 +35,9 @@ SLOWEST = 20
 TEST_SECONDS = 600
 """A test of `make test` that takes longer fails. Tests of `make test-all` alone (soaks) may take longer."""
 RUN_SECONDS = 1_800
-"""A pytest run of `make test` that takes longer, as one that hangs when it exits, is ended; its stacks are printed."""
+"""A pytest run of `make test` that takes longer is ended; its stacks are printed."""
+EXIT_SECONDS = 60
+"""So is a pytest run that has written its report and does not exit, because a thread or a child of a test is left."""
 
 
 def commit() -> str:
@@ -108,7 +110,7 @@ def run_files(run: Run, report: Path, options: Sequence[str]) -> Outcome:
     env = os.environ | dict(run.settings) | {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads yield their core to the other run
     with report.with_suffix(".txt").open("w+") as output:  # a file: processes that a test leaves may hold a pipe open
         child = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
-        code = ended(child, RUN_SECONDS if options else None)
+        code = ended(child, report, RUN_SECONDS if options else float("inf"))
     said = report.with_suffix(".txt").read_text(errors="replace")
     last = said.splitlines()[-1:] or [""]
     print(*(value for _, value in run.settings), f"{run.files[0]} ... {Path(run.files[-1]).name}: {last[0]}", flush=True)
@@ -116,12 +118,16 @@ def run_files(run: Run, report: Path, options: Sequence[str]) -> Outcome:
     return Outcome(abs(code) if failed else 0, *read_report(report), f"pytest ended with code {code}\n{said}" if failed else "")
 
 
-def ended(child: subprocess.Popen[bytes], seconds: float | None) -> int:
-    """Wait for a run and return its exit code. After `seconds`, send SIGABRT, which makes it print its stacks and end."""
-    try:
-        return child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGABRT)  # pytest's faulthandler prints the stack of every thread
+def ended(child: subprocess.Popen[bytes], report: Path, seconds: float) -> int:
+    """Wait for a run and return its exit code. One that takes too long gets SIGABRT, so that it prints its stacks and ends."""
+    end = time.monotonic() + seconds
+    while (code := child.poll()) is None and time.monotonic() < end:
+        time.sleep(0.1)
+        if report.exists():
+            end = min(end, report.stat().st_mtime - time.time() + time.monotonic() + EXIT_SECONDS)
+    if code is not None:
+        return code
+    child.send_signal(signal.SIGABRT)  # pytest's faulthandler prints the stack of every thread
     try:
         return child.wait(60)
     except subprocess.TimeoutExpired:

@@ -52,11 +52,15 @@ def hold_steps(core: Any, until: Callable[[], object]) -> None:
 
 
 def hold_first_step(engine_loop: Any, count: int) -> None:
-    """Make the next step wait until that many requests are submitted and processed, so that none ends before the last comes."""
+    """Make the next step wait until that many requests are admitted, so that none ends before the last comes."""
     step, core = engine_loop.core.step, engine_loop.core
 
+    def all_admitted() -> bool:
+        engine_loop._read_messages(None)
+        return len(set(engine_loop._owners.values())) == count
+
     def held() -> Any:
-        wait_until(lambda: len(engine_loop._names) == count and engine_loop.input_queue.num_waiting == 0)
+        wait_until(all_admitted)
         core.step = step
         return step()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import report
 import results
 
@@ -30,3 +34,11 @@ def test_runs_of_some_folders_only() -> None:
     runs = report.split(["tests/mm/tiling", "tests/cli"])
     assert {run.tests for run in runs} == {"tests/mm/tiling", "tests/cli"}
     assert all(len(run.files) <= report.FILES_PER_RUN for run in runs)
+
+
+def test_a_run_that_does_not_exit_after_its_report_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "EXIT_SECONDS", 0.2)
+    written = tmp_path / "0.xml"
+    left = f"import time; open({str(written)!r}, 'w').close(); time.sleep(1e4)"
+    assert report.ended(subprocess.Popen([sys.executable, "-c", left]), written, float("inf")) == -signal.SIGABRT
+    assert report.ended(subprocess.Popen([sys.executable, "-c", ""]), tmp_path / "1.xml", float("inf")) == 0
