@@ -78,7 +78,7 @@ def open_audio(
         try:
             files.append(_open_link(part, TrackReader(part, sound, policy, warn, from_first_frame), links.has_holes))
         except InputError as error:
-            if not start:
+            if stop == len(data) and not files:
                 raise
             warn(f"the joined file at bytes {start:,} to {stop:,} cannot be read and is left out: {error}")
 
@@ -117,11 +117,18 @@ def is_streamable(file: BinaryIO, policy: MediaPolicy = DEFAULT_POLICY) -> bool:
 def _open_link(data: bytes, reader: TrackReader, has_holes: bool) -> AudioFile:
     """Open a file that is not a chain, with the first library that can read it."""
     whole = with_whole_size(data) or with_right_length(data, reader.policy)
-    if whole is not None:
-        data = whole.data
-        reader = replace(reader, data=data)
-        if whole.reason:
-            reader.warn(whole.reason)
+    if whole is None:
+        return _open_as_it_is(data, reader, has_holes)
+    try:
+        opened = _open_as_it_is(whole.data, replace(reader, data=whole.data), has_holes)
+    except InputError:  # its other sizes are wrong, too
+        return _open_as_it_is(data, reader, has_holes)
+    if whole.reason:
+        reader.warn(whole.reason)
+    return opened
+
+
+def _open_as_it_is(data: bytes, reader: TrackReader, has_holes: bool) -> AudioFile:
     takes_first = reader.sound.track in ("default", 0)
     file = _soundfile(data) if takes_first and not has_holes else None
     if file is None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 
 from ...callers.errors import InputError
-from .mp3_frames import XING, frame_bytes, frame_ends, read_xing, tag_size
+from .mp3_frames import XING, frame_bytes, read_frames, read_xing, tag_size
 from .policy import DecodeClock, MediaPolicy
 
 _File = bytes | io.BufferedReader
@@ -55,7 +55,11 @@ _OPUS_FRAMES = (480, 960, 1920, 2880) * 3 + (480, 960) * 2 + (120, 240, 480, 960
 
 @dataclass(frozen=True)
 class Links:
-    """`starts`: offsets at which links begin, the first is 0. `has_holes`: packets are missing in an Ogg stream."""
+    """`starts`: offsets at which links begin, the first is 0.
+
+    `has_holes`: packets are missing in an Ogg stream, or something else is between the frames of an MP3. libsndfile ignores the
+    first and stops at the second.
+    """
 
     starts: tuple[int, ...] = (0,)
     has_holes: bool = False
@@ -76,7 +80,8 @@ def read_links(data: _File, policy: MediaPolicy) -> Links:
     elif head[4:8] in _BOXES:
         starts = _box_links(data, steps)
     elif head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):
-        starts = _mp3_links(data, steps)
+        starts = tuple(_limited(_mp3_links(data, steps)))
+        return Links(starts, _mp3_has_holes(data, starts, steps))
     return Links(tuple(_limited(starts)))
 
 
@@ -179,6 +184,20 @@ def _mp3_links(data: _File, steps: Steps) -> Iterator[int]:
             yield start
 
 
+def _mp3_has_holes(data: _File, starts: Sequence[int], steps: Steps) -> bool:
+    """Return whether a link that begins with a header has something else than frames between its frames."""
+    for start, stop in zip(starts, (*starts[1:], _size(data)), strict=True):
+        xing = read_xing(data, start)
+        last = None if xing is None else xing.frame
+        for begin, end in () if last is None else read_frames(data, last, steps.add):
+            if begin >= stop:
+                break
+            if begin != last:
+                return True
+            last = end
+    return False
+
+
 def _with_tag(data: _File, frame: int, after: int, steps: Steps) -> int:
     """Return where the ID3 tag before a frame begins, or the frame's own place."""
     begin = max(after, frame - _ID3_WITHIN)
@@ -198,9 +217,8 @@ def _end_by_header(data: _File, start: int, size: int, steps: Steps) -> int | No
     if xing.bytes is not None:
         end = xing.frame + xing.bytes
     else:
-        end = next(
-            islice(frame_ends(data, xing.frame, steps.add), xing.frames or 0, None), size
-        )  # one frame more, because the header is one
+        frames = read_frames(data, xing.frame, steps.add)
+        _, end = next(islice(frames, xing.frames or 0, None), (0, size))  # one frame more, because the header is one
     if _part(data, end, 3) == b"TAG":
         end += 128
     return end if end < size else None

@@ -63,8 +63,8 @@ def frame_bytes(head: bytes) -> int:
     return (144 if version == 3 else 72) * 1000 * _BIT_RATES[version == 3][head[2] >> 4] // rate + (head[2] >> 1 & 1)
 
 
-def frame_ends(data: _File, start: int, step: Callable[[], object]) -> Iterator[int]:
-    """Yield where each frame ends, the first of which begins at `start`. Up to 64 KiB between frames are skipped.
+def read_frames(data: _File, start: int, step: Callable[[], object]) -> Iterator[tuple[int, int]]:
+    """Yield where each frame begins and ends, the first of which begins at `start`. Up to 64 KiB between frames are skipped.
 
     `step` is called for each frame, and for each place that looks like one.
     """
@@ -83,9 +83,9 @@ def frame_ends(data: _File, start: int, step: Callable[[], object]) -> Iterator[
                 return
             at = begin + following
             continue
-        at += length
         step()
-        yield at
+        yield at, at + length
+        at += length
 
 
 def _next_frame(piece: bytes, at: int, step: Callable[[], object]) -> int | None:

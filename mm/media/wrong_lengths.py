@@ -9,7 +9,7 @@ import struct
 
 from .cut_off import cut_off
 from .links import Steps
-from .mp3_frames import frame_ends, read_xing
+from .mp3_frames import read_frames, read_xing
 from .policy import MediaPolicy
 from .riff_sizes import Repaired
 
@@ -35,7 +35,7 @@ def with_right_length(data: _File, policy: MediaPolicy) -> Repaired | None:
     xing = read_xing(data)
     if xing is None or xing.frames is None or cut_off(data) is not None:
         return None
-    actual = sum(1 for _ in frame_ends(data, xing.frame, Steps(policy).add)) - 1  # without that of the header
+    actual = sum(1 for _ in read_frames(data, xing.frame, Steps(policy).add)) - 1  # without that of the header
     if abs(actual - xing.frames) <= 1:
         return None
     return _repaired(data, xing.field, struct.pack(">I", actual), _text(xing.frames, actual, "frames"))

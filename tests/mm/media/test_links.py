@@ -13,6 +13,7 @@ from made_audio import muxed, written
 from sensorium.mm.media.audio import decode_audio, decode_with_warnings, probe_audio
 from sensorium.mm.media.audio_files import is_streamable
 from sensorium.mm.media.links import read_links
+from sensorium.mm.media.mp3_frames import read_frames
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.riff_sizes import with_whole_size
 from sensorium.mm.media.wrong_lengths import with_right_length
@@ -217,3 +218,40 @@ def test_the_last_frame_of_a_flac_may_have_few_samples(length: int, loud: bool) 
     file = io.BytesIO()
     soundfile.write(file, samples, 16_000, format="FLAC")
     assert with_right_length(file.getvalue(), MediaPolicy()) is None
+
+
+@pytest.mark.parametrize("count", [50, 700, 3_000])
+def test_an_mp3_is_read_on_after_bytes_that_are_no_frames(count: int, tmp_path) -> None:
+    """soundfile stops there, with an error or without."""
+    data = FORMS["mp3"](tone(300, 6.0, 16_000), 16_000)
+    middle, foreign = len(data) // 2, np.random.default_rng(0).integers(0, 256, count, np.uint8).tobytes()
+    damaged = data[:middle] + foreign + data[middle:]
+    got = decode_with_warnings(damaged, 16_000, POLICY)
+    assert len(got.samples) > 96_000 - 3 * 1152  # a packet that cannot be decoded has 576 samples
+    assert pitch(got.samples.numpy()[-32_000:]) == pytest.approx(300, abs=5)
+    (tmp_path / "a").write_bytes(damaged)
+    with open(tmp_path / "a", "rb") as file:
+        assert not is_streamable(file)
+    assert not read_links(data, POLICY).has_holes
+
+
+def test_a_first_part_that_cannot_be_read_is_reported() -> None:
+    first, second = FORMS["mp3"](HIGH, 44_100), FORMS["mp3"](LOW, 16_000)
+    header = first[: read_frame(first)]
+    got = decode_with_warnings(header + second, 16_000, POLICY)
+    assert len(got.samples) == 16_000
+    assert f"the joined file at bytes 0 to {len(header):,} cannot be read" in got.warnings[0]
+
+
+def read_frame(data: bytes) -> int:
+    """Return where the first frame of an MP3 ends."""
+    return next(end for _, end in read_frames(data, 0, lambda: None))
+
+
+def test_an_mp3_that_cannot_be_read_with_its_length_put_right_is_read_as_it_is() -> None:
+    """No frame follows another at once, so that they seem to be fewer than they are."""
+    data = FORMS["mp3"](LOW, 16_000)
+    frames = [data[begin:end] for begin, end in read_frames(data, 0, lambda: None)]
+    spread = frames[0] + b"".join(frame + bytes(96) for frame in frames[1:])
+    assert with_right_length(spread, POLICY) is not None
+    assert len(decode_audio(spread, 16_000, POLICY)) > 14_000
