@@ -15,7 +15,7 @@ STEP_COSTS: Mapping[str, tuple[float, ...]] = {
 on which rows are not measured (`kernels/measure.py`). What steps take replaces these values (`StepCosts`). Source:
 benchmarks/README.md, products with weights that are in no cache."""
 _KEEP = 512  # steps after which a measured cost is forgotten, so that a number of rows that was slow once is tried again
-_WEIGHT = 0.1  # of a new measurement
+_WEIGHT = 0.1  # of a new measurement, once there are ten
 _MAX_ROWS = 64  # larger steps are not measured
 _DECAY = 0.98  # of acceptance counts, per observation
 _STRENGTH = 4.0  # observations that the acceptance rate of all requests counts for in that of one
@@ -31,6 +31,7 @@ _GIVEN = ("text", "hypothesis")
 class _Cost:
     seconds: float
     step: int  # when it was measured last
+    count: int = 0  # measurements after the first
 
 
 class StepCosts:
@@ -54,8 +55,9 @@ class StepCosts:
             expected = self.seconds(rows) if any(rows != other for other in self._measured) else seconds
             self._measured[rows] = _Cost(min(seconds, expected), self._num_steps)
             return
+        cost.count += 1  # the second measurement replaces the first, so that few steps tell what drafts really cost
         bounded = min(max(seconds, cost.seconds / 2), cost.seconds * 2)
-        cost.seconds += _WEIGHT * (bounded - cost.seconds)
+        cost.seconds += max(_WEIGHT, 1 / cost.count) * (bounded - cost.seconds)
         cost.step = self._num_steps
 
     def seconds(self, rows: int) -> float:

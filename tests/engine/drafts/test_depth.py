@@ -59,6 +59,15 @@ def test_measured_costs_replace_the_table():
     assert costs.seconds(17) > costs.seconds(4)
 
 
+def test_few_steps_tell_what_rows_cost():
+    costs = StepCosts((1.0, 1.02))
+    for _ in range(20):
+        costs.observe(1, 0.010)
+    for seconds in (0.050, 0.013, 0.012, 0.014):
+        costs.observe(2, seconds)
+    assert costs.seconds(2) == pytest.approx(0.013), "the first step of a number of rows allocates"
+
+
 def test_acceptance_is_learned_by_request_and_from_all_requests():
     of_all = AcceptanceRates()
     first, rates = of_all.rate("suffix", 3), AcceptanceRates(of_all)

@@ -147,7 +147,7 @@ def _history(row: Family, llm: LLM, seed: int, expected: Sequence[Any] = ()) -> 
     return found
 
 
-@pytest.mark.parametrize("histories", [4, pytest.param(60, marks=pytest.mark.full)])
+@pytest.mark.parametrize("histories", [4, pytest.param(20, marks=pytest.mark.full)])
 def test_random_histories_equal_those_without_drafts(
     request: pytest.FixtureRequest, engines: tuple[LLM, LLM], histories: int
 ) -> None:
