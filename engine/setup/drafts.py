@@ -13,6 +13,7 @@ from ...callers.errors import ConfigError
 from ...kernels import bodies, native
 from ...kernels.linear.int4 import Int4Options
 from ...kernels.measure import row_costs
+from ...models.decoder_model import DecoderModel
 from ...models.interface import Model
 from ...models.layers.linear import Linear
 from ..config import EngineConfig
@@ -62,10 +63,12 @@ def first_costs(config: EngineConfig, model: Model) -> Sequence[float]:
 
 
 def main_weights(model: Model) -> str:
-    """Return the type of the weights of most outputs of a model's linear layers, one of WEIGHTS in kernels/measure.py."""
+    """Return the type of the weights of most outputs that a decoded token multiplies with, one of WEIGHTS in kernels/measure.py."""
     sizes: Counter[str] = Counter()
+    parts = model.encoder_parts if isinstance(model, DecoderModel) else ()
+    encoders = {layer for _, part in parts for layer in part.modules()}
     for layer in cast(nn.Module, model).modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, Linear) and layer not in encoders:
             sizes[_weights_of(layer)] += layer.outputs
     return sizes.most_common(1)[0][0] if sizes else "bfloat16"
 
