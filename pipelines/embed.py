@@ -18,6 +18,7 @@ from torch import Tensor
 from ..callers.errors import ErrorInfo, InputError, short_repr, typed
 from ..callers.pacing import releasing_gil
 from ..callers.plain import builtin_copy
+from ..engine.frontend.arguments import check_ordered, is_token_ids
 from ..engine.outputs import RequestOutput
 from ..engine.pooling_params import PoolingParams
 from ..mm.columns import column_values
@@ -126,8 +127,9 @@ def embed_tasks(engine: Engine, inputs: object, options: EmbedOptions) -> list[T
     Args:
         inputs: one input, or several: a list, tuple or generator, a column of a table (pandas, polars, pyarrow), a string
             array. An input is a text (any str, even one that looks like a path), an image (Path, PIL image, pixels or
-            `Media`), a mapping such as `{"text": ..., "image": ..., "video": ...}`, or a prompt of `generate`, which is used
-            unchanged. Each key of the mapping has one value or a list, and a str for an image or video is a path or URL.
+            `Media`), a mapping such as `{"text": ..., "image": ..., "video": ...}`, or a prompt of `generate` (a mapping or a
+            list of token ids), which is used unchanged. Each key of the mapping has one value or a list, and a str for an
+            image or video is a path or URL.
 
     Raises:
         InputError: `dimensions` is out of range, or the checkpoint has no prompt of this name. The task raises it if the
@@ -137,7 +139,8 @@ def embed_tasks(engine: Engine, inputs: object, options: EmbedOptions) -> list[T
     engine.inputs.text.truncation(params.truncate_prompt_tokens, params.truncation_side)
     check_dimensions(engine, params)
     instruction = options.instruction if options.prompt_name is None else _named_prompt(engine, options.prompt_name)
-    form, listed = InputForm(instruction, params, request_options(options.chat_template, options.cache_salt)), as_inputs(inputs)
+    form = InputForm(instruction, params, request_options(options.chat_template, options.cache_salt))
+    listed = [inputs] if is_token_ids(inputs) else as_inputs(inputs)
     if path := next((item for item in releasing_gil(listed) if engine.takes_media and modality_of_path(item)), None):
         _logger.warning(
             "embed: %s is embedded as a text, but a file of this name exists; give a pathlib.Path to embed the file",
@@ -162,6 +165,8 @@ async def embed_item(engine: Engine, item: Any, form: InputForm) -> Embedding:
         if engine.embeds_text and isinstance(item, str):
             prompt, pooling = _text_prompt(engine, item, instruction, pooling)
             prompt = {"prompt": prompt, "cache_salt": template.pop("cache_salt", None)}
+        elif is_token_ids(item):
+            prompt = {"prompt_token_ids": item, "cache_salt": template.pop("cache_salt", None)}
         elif _is_prompt(item):
             prompt = {"cache_salt": template.pop("cache_salt", None), **item}
         else:
@@ -193,6 +198,7 @@ def _text_prompt(engine: Engine, text: str, instruction: str, pooling: PoolingPa
 
 
 def as_inputs(inputs: object) -> Sequence[object]:
+    check_ordered(inputs, "inputs")
     if (column := column_values(inputs, "inputs")) is not None:
         return column
     if isinstance(inputs, list | tuple):

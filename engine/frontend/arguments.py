@@ -59,6 +59,7 @@ def check_wake_tags(tags: object) -> None:
 
 def as_prompts(prompts: object) -> Sequence[object]:
     """Return one prompt or several as a list. Raise InputError for anything else."""
+    check_ordered(prompts, "prompts")
     column = column_values(prompts, "prompts")
     prompts = prompts if column is None else column
     if isinstance(prompts, np.ndarray) and prompts.ndim != 1 and prompts.dtype.kind in _TEXT_KINDS:
@@ -68,9 +69,26 @@ def as_prompts(prompts: object) -> Sequence[object]:
         advice = '; token ids are {"prompt_token_ids": ids}' if isinstance(prompts, np.ndarray | torch.Tensor) else ""
         raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}{advice}")
     listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-    ids = column is None and bool(listed)  # numbers in a column are no prompt
-    is_one = ids and all(isinstance(entry, Integral) for entry in releasing_gil(listed))  # a list of token ids
-    return [listed] if is_one else listed
+    return [listed] if column is None and is_token_ids(listed) else listed  # numbers in a column are no prompt
+
+
+def is_token_ids(prompt: object) -> bool:
+    """Return whether it is a list or tuple of integers: one prompt."""
+    return (
+        isinstance(prompt, list | tuple)
+        and bool(prompt)
+        and all(isinstance(entry, Integral) for entry in releasing_gil(prompt))
+    )
+
+
+def check_ordered(values: object, param: str) -> None:
+    """Raise InputError for a set, whose results nobody could assign."""
+    if isinstance(values, set | frozenset):
+        raise InputError(
+            f"<<param>> must not be a {type(values).__name__}, which has no order; give a list",
+            code="invalid_value",
+            param=param,
+        )
 
 
 def as_priorities(priority: int | Sequence[int], count: int) -> Sequence[int]:

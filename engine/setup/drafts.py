@@ -63,7 +63,7 @@ def first_costs(config: EngineConfig, model: Model) -> Sequence[float]:
 
 
 def main_weights(model: Model) -> str:
-    """Return the type of the weights of most outputs that a decoded token multiplies with, one of WEIGHTS in kernels/measure.py."""
+    """Return the type of the weights of most outputs that a decoded token needs, one of WEIGHTS in kernels/measure.py."""
     sizes: Counter[str] = Counter()
     parts = model.encoder_parts if isinstance(model, DecoderModel) else ()
     encoders = {layer for _, part in parts for layer in part.modules()}

@@ -119,6 +119,22 @@ def test_numbers_of_a_column_are_not_the_tokens_of_one_prompt(decoder: LLM) -> N
     assert one.prompt_token_ids == [1, 2]
 
 
+def test_lists_of_token_ids_are_prompts_of_embed_too(embedder: LLM) -> None:
+    ids = embedder.engine.tokenizer.encode(TEXTS[0])
+    for several in ([ids, ids], [ids], ids):
+        for found in embedder.embed(several, use_tqdm=False):
+            assert found.prompt_token_ids == ids
+            assert found.vector is not None
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_set_is_refused_because_nobody_could_assign_its_results(embedder: LLM, decoder: LLM, kind: type[set[str]]) -> None:
+    for call, param in ((embedder.embed, "inputs"), (decoder.generate, "prompts")):
+        with pytest.raises(InputError) as caught:
+            call(kind(TEXTS))  # type: ignore[operator]
+        assert (caught.value.info.code, caught.value.info.param) == ("invalid_value", param)
+
+
 def test_conversations_of_a_column(decoder: LLM) -> None:
     talks = [[{"role": "user", "content": text}] for text in TEXTS]
     column, params = np.empty(3, dtype=object), SamplingParams(max_tokens=1)
