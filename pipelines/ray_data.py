@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..callers.errors import ConfigError, short_repr
-from .row_tasks import Checkpoint, check_task, model_identity, run_rows
+from ..checkpoints.identity import checkpoint_digest
+from .row_tasks import Checkpoint, check_task, run_rows
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -95,13 +96,14 @@ class RowEngine:
 
         self._llm = AsyncLLM(model, **engine_options)
         self._column, self._task, self._options = column, task, options
-        job = (
-            model_identity(self._llm.engine.config.model),
-            task,
-            repr(sorted(options.items())),
-            repr(sorted(engine_options.items())),
-        )
-        self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint, *job)
+        self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint, *self._job(engine_options))
+
+    def _job(self, engine_options: Mapping[str, Any]) -> list[object]:
+        """Return what results depend on beside the row."""
+        config = self._llm.engine.config
+        folders = [folder for folder in (config.model, config.adapter) if folder]
+        options = [repr(sorted(options.items())) for options in (self._options, engine_options)]
+        return [[checkpoint_digest(folder) for folder in folders], self._task, *options]
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with `COLUMNS`. `batch`: arrays `[rows]` by column."""

@@ -116,14 +116,6 @@ def _failed(error: ErrorInfo) -> RowResult:
     return RowResult(None, error.code, str(error))
 
 
-def model_identity(model: str) -> str:
-    """Return the hash of a checkpoint's config.json, and of the names and sizes of its files: the same on every node."""
-    folder = Path(model)
-    files = [folder] if folder.is_file() else sorted(file for file in folder.glob("*") if file.is_file())
-    config = folder / "config.json"
-    return digest("sensorium.model_identity", _file_digest(config), [[file.name, file.stat().st_size] for file in files])
-
-
 class Checkpoint:
     """Results of rows in a folder, by content, so that a job that was killed goes on. Any number of processes share the folder.
 

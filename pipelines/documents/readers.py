@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import metadata
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...callers.errors import ErrorInfo, SensoriumError, error_reason, is_out_of_memory
+from ...checkpoints.identity import checkpoint_digest
 from ...mm.media.isolate import run_isolated
 from ...mm.media.page_facts import Box, PageFacts, TextLine, page_pixels
 from ...mm.media.pdf import holds_pictures, is_pdf
@@ -245,33 +245,3 @@ def _image_of(page: PageTask) -> object:
     """Return a page as an image of a prompt."""
     has_pages = is_pdf(page.data) or holds_pictures(page.data)
     return page_of(PdfFile(page.data), page.number) if has_pages else page.data
-
-
-def checkpoint_digest(folder: str) -> str:
-    """Return a hash of a checkpoint: its JSON and templates; names, sizes, times and both ends of its other files.
-
-    The time stands for the middle of a weight file, which would take minutes to hash.
-    """
-    from pathlib import Path
-
-    path = Path(folder)
-    sha256 = hashlib.sha256()
-    for file in sorted(path.iterdir() if path.is_dir() else [path]):
-        if not file.is_file():
-            continue
-        status, is_small = file.stat(), file.suffix in (".json", ".jinja")
-        size = status.st_size
-        sha256.update(f"{file.name} {size} {'' if is_small else status.st_mtime_ns}\n".encode())
-        with open(file, "rb") as opened:
-            sha256.update(opened.read(size if is_small else _END))
-            opened.seek(max(size - _END, 0))
-            sha256.update(opened.read(_END))
-    return sha256.hexdigest()
-
-
-_END = 1 << 16  # bytes
-
-
-def find_reader() -> PageReader:
-    """Return the reader that is installed."""
-    return LinesReader() if all(find_spec(name) is not None for name in _PACKAGES) else NoReader()

@@ -16,7 +16,7 @@ from sensorium import AsyncLLM, SamplingParams
 from sensorium.callers.errors import ConfigError
 from sensorium.pipelines import row_tasks
 from sensorium.pipelines.ray_data import RowEngine, _plain
-from sensorium.pipelines.row_tasks import Checkpoint, RowResult, model_identity, run_rows
+from sensorium.pipelines.row_tasks import Checkpoint, RowResult, run_rows
 
 PARAMS = {"sampling_params": SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)}
 ENGINE = {"max_model_len": 512, "max_num_seqs": 4, "engine_process": False}
@@ -113,15 +113,6 @@ def test_a_row_has_one_input(llm: AsyncLLM, tmp_path: Path) -> None:
     for task, value in (("embed", []), ("embed", ["a", "b"]), ("ocr", []), ("read", [])):
         (result,) = rows(llm, task, [value])
         assert (result.output, result.error_code) == (None, "invalid_value"), task
-
-
-def test_the_identity_of_a_model_is_that_of_its_files(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-    assert model_identity(str(tmp_path / "one")) == model_identity(str(tmp_path / "two"))
-    (tmp_path / "two" / "config.json").write_text("[]")
-    assert model_identity(str(tmp_path / "one")) != model_identity(str(tmp_path / "two"))
 
 
 def test_a_batch_keeps_its_columns_and_messages_may_be_json() -> None:
