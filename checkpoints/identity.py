@@ -18,8 +18,8 @@ _MAX_HEADER = 100_000_000  # bytes of the header of a safetensors file, its form
 def checkpoint_digest(path: str | Path) -> str:
     """Return a hash of a checkpoint, a folder with its sub-folders or a file: names, sizes and content.
 
-    Files above 64 MB are not read whole, which may take minutes: the first 4 KiB of each tensor of safetensors files are hashed,
-    and 1,024 pieces of other files. Weights that were trained differ there.
+    Files above 64 MB are not read whole, which takes minutes. The first 4 KiB of each tensor of safetensors files are hashed,
+    and 1,024 pieces of other files: weights that were trained differ there.
 
     Raises:
         OSError: a file cannot be read.

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from ..callers.errors import InputError, check_utf8, short_repr, typed
 from ..callers.pacing import releasing_gil
 from ..callers.plain import builtin_copy
+from ..checkpoints.identity import checkpoint_digest
 from ..kernels.installation import warn_if_hidden
 from ..mm.parse import modality_of_path
 from ..mm.types import ItemPlan
@@ -158,6 +159,11 @@ class Engine(NotPicklable):
     @property
     def info(self) -> CoreInfo:
         return self.loop.core.info
+
+    @cached_property
+    def checkpoint_digests(self) -> list[str]:
+        """Hashes of the checkpoint and of the adapter that was merged with it, if any. Raises OSError if one cannot be read."""
+        return [checkpoint_digest(folder) for folder in (self.config.model, self.config.adapter) if folder]
 
     def request(
         self,

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..callers.errors import ConfigError, short_repr
-from ..checkpoints.identity import checkpoint_digest
 from .row_tasks import Checkpoint, check_task, run_rows
 
 if TYPE_CHECKING:
@@ -100,10 +99,8 @@ class RowEngine:
 
     def _job(self, engine_options: Mapping[str, Any]) -> list[object]:
         """Return what results depend on beside the row."""
-        config = self._llm.engine.config
-        folders = [folder for folder in (config.model, config.adapter) if folder]
         options = [repr(sorted(options.items())) for options in (self._options, engine_options)]
-        return [[checkpoint_digest(folder) for folder in folders], self._task, *options]
+        return [self._llm.engine.checkpoint_digests, self._task, *options]
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with `COLUMNS`. `batch`: arrays `[rows]` by column."""

@@ -12,7 +12,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...callers.errors import ErrorInfo, SensoriumError, error_reason, is_out_of_memory
-from ...checkpoints.identity import checkpoint_digest
 from ...mm.media.isolate import run_isolated
 from ...mm.media.page_facts import Box, PageFacts, TextLine, page_pixels
 from ...mm.media.pdf import holds_pictures, is_pdf
@@ -195,8 +194,7 @@ class ModelReader:
     def digest(self) -> str:
         config = self._engine.config
         values = {
-            "model": checkpoint_digest(config.model),
-            "adapter": config.adapter and checkpoint_digest(config.adapter),
+            "checkpoints": self._engine.checkpoint_digests,
             "chat_template": self._engine.tokenizer.chat_template,
             "question": self._options.question,
             "max_tokens": self._options.max_tokens,
