@@ -65,8 +65,9 @@ def first_costs(config: EngineConfig, model: Model) -> Sequence[float]:
 def main_weights(model: Model) -> str:
     """Return the type of the weights of most outputs that a decoded token needs, one of WEIGHTS in kernels/measure.py."""
     sizes: Counter[str] = Counter()
-    parts = model.encoder_parts if isinstance(model, DecoderModel) else ()
-    encoders = {layer for _, part in parts for layer in part.modules()}
+    encoders = set[nn.Module]()
+    if isinstance(model, DecoderModel):
+        encoders.update(*(part.modules() for _, part in model.encoder_parts))
     for layer in cast(nn.Module, model).modules():
         if isinstance(layer, Linear) and layer not in encoders:
             sizes[_weights_of(layer)] += layer.outputs

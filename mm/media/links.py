@@ -80,8 +80,8 @@ def read_links(data: _File, policy: MediaPolicy) -> Links:
     elif head[4:8] in _BOXES:
         starts = _box_links(data, steps)
     elif head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):
-        starts = tuple(_limited(_mp3_links(data, steps)))
-        return Links(starts, _mp3_has_holes(data, starts, steps))
+        found = tuple(_limited(_mp3_links(data, steps)))
+        return Links(found, _mp3_has_holes(data, found, steps))
     return Links(tuple(_limited(starts)))
 
 
@@ -188,8 +188,10 @@ def _mp3_has_holes(data: _File, starts: Sequence[int], steps: Steps) -> bool:
     """Return whether a link that begins with a header has something else than frames between its frames."""
     for start, stop in zip(starts, (*starts[1:], _size(data)), strict=True):
         xing = read_xing(data, start)
-        last = None if xing is None else xing.frame
-        for begin, end in () if last is None else read_frames(data, last, steps.add):
+        if xing is None:
+            continue
+        last = xing.frame
+        for begin, end in read_frames(data, last, steps.add):
             if begin >= stop:
                 break
             if begin != last:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import metadata
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...callers.errors import ErrorInfo, SensoriumError, error_reason, is_out_of_memory
@@ -243,3 +244,8 @@ def _image_of(page: PageTask) -> object:
     """Return a page as an image of a prompt."""
     has_pages = is_pdf(page.data) or holds_pictures(page.data)
     return page_of(PdfFile(page.data), page.number) if has_pages else page.data
+
+
+def find_reader() -> PageReader:
+    """Return the reader that is installed."""
+    return LinesReader() if all(find_spec(name) is not None for name in _PACKAGES) else NoReader()

@@ -27,6 +27,7 @@ from sensorium import LLM, AsyncLLM
 from sensorium.callers.errors import BusyError, ConfigError, ErrorInfo, InputError
 from sensorium.cli.ocr import SHIPPED_MODEL
 from sensorium.engine.config import EngineConfig
+from sensorium.engine.engine import Engine
 from sensorium.mm.media.page_facts import PageFacts, TextLine
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import inputs, manifest, owner, readers
@@ -402,6 +403,7 @@ def test_the_digest_of_a_model_tells_what_changes_its_answers(tmp_path: Path) ->
         loop = SimpleNamespace(check_ready=lambda handles: None)
         parts = {"tokenizer": SimpleNamespace(chat_template=template), "loop": loop, "chat_options": lambda: ({}, {})}
         engine = SimpleNamespace(config=config, ocr_prompts=(), **parts)
+        engine.checkpoint_digests = Engine.checkpoint_digests.func(engine)  # type: ignore[arg-type]
         return ModelReader(engine, "Read.", max_tokens).digest  # type: ignore[arg-type]
 
     adapter = str(tmp_path / "adapter")
