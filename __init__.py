@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .engine.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from .engine.session import LiveSession
     from .engine.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
+    from .mm.encoded_json import encoded_item_from_json
     from .mm.media.pdf import pdf_pages
     from .mm.media.policy import PdfPage
     from .mm.types import EncodedItem, ItemPlan, Media
@@ -87,6 +88,7 @@ __all__ = [
     "Transcript",
     "Word",
     "__version__",
+    "encoded_item_from_json",
     "pdf_pages",
     "ray",
     "register_logits_processor",
@@ -124,6 +126,7 @@ _HOME = {
     "MediaError": "callers.errors",
     "SensoriumError": "callers.errors",
     "EncodedItem": "mm.types",
+    "encoded_item_from_json": "mm.encoded_json",
     "ItemPlan": "mm.types",
     "Media": "mm.types",
     "Page": "pipelines.ocr",

@@ -24,6 +24,7 @@ from .endpoints import (
     chat,
     completions,
     documents,
+    invocations,
     messages,
     ollama,
     ollama_models,
@@ -35,7 +36,7 @@ from .endpoints import (
     stored_responses,
     tokens,
 )
-from .endpoints.admin import ADMIN_PATHS
+from .endpoints.admin import ADMIN_PATHS, COMPUTING_PATHS
 from .endpoints.page import PAGE_FILES, SAMPLE_FILES, page_file
 from .errors import HttpError, on_error
 from .guard import Guard
@@ -49,6 +50,7 @@ from .unknown_fields import UnknownFields
 _GET: Mapping[str, Callable[..., Any]] = {
     "/health": status.health,
     "/ready": status.ready,
+    "/ping": status.health,
     "/version": status.version,
     "/metrics": status.metrics,
     "/v1/models": status.models,
@@ -66,6 +68,8 @@ _GET: Mapping[str, Callable[..., Any]] = {
 }
 
 _POST: Mapping[str, Callable[..., Any]] = {
+    "/ping": status.health,
+    "/invocations": invocations.invocations,
     "/v1/chat/completions": chat.chat_completions,
     "/v1/completions": completions.completions,
     "/v1/responses": responses.responses,
@@ -101,8 +105,8 @@ _DELETE: Mapping[str, Callable[..., Any]] = {
     "/v1/responses/{response_id}": stored_responses.delete_response,
 }
 
-_WITHOUT_MODEL = ("/v1/batches", "/api/show")
-"""Endpoints with a body that need no model to be loaded."""
+_WITHOUT_MODEL = ("/v1/batches", "/api/show", "/invocations")
+"""Endpoints with a body that need no model to be loaded, or see to it themselves."""
 
 
 def make_app(services: Services) -> FastAPI:
@@ -132,7 +136,8 @@ def make_app(services: Services) -> FastAPI:
     if config.allow_unknown_fields:
         app.add_middleware(UnknownFields, registry=services.registry)
     is_full, body_bytes = services.is_full, services.body_bytes
-    app.add_middleware(Guard, config=config, is_full=is_full, body_bytes=body_bytes, admin_paths=admin_paths)
+    guarded = {path: path in COMPUTING_PATHS for path in admin_paths}
+    app.add_middleware(Guard, config=config, is_full=is_full, body_bytes=body_bytes, admin_paths=guarded)
     app.add_middleware(Drain, drain=services.draining)
     if origins := config.origins:
         options = {"allow_methods": ["GET", "POST", "DELETE"], "allow_headers": ["*"], "expose_headers": ["*"]}

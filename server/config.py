@@ -56,8 +56,8 @@ class ServerConfig:
             different keys share no cache. None takes requests without a key.
         metrics_port: TCP port, at the same host, of /metrics alone, which needs no key there. None: there is no such port.
         root_path: path below which the server's paths stand for clients, such as /vision, if a proxy passes it on.
-        admin_key: key of /sleep, /wake_up, /is_sleeping, /reset_prefix_cache, /reset_mm_cache, /load, /ping,
-            /v1/load_lora_adapter and /v1/unload_lora_adapter. Without it, the server has none of them.
+        admin_key: key of /sleep, /wake_up, /is_sleeping, /update_weights, /reset_prefix_cache, /reset_mm_cache, /load,
+            /v1/media/encode, /v1/load_lora_adapter and /v1/unload_lora_adapter. Without it, the server has none of them.
         allowed_origins: an origin, or a list of them, such as `https://app.example`, whose pages may use this server from a
             browser (CORS). The key, if there is one, is still needed.
         served_model_name: a name, or a list of names, that requests may give; the first one is in responses. None is the

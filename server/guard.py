@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import re
 from base64 import urlsafe_b64decode
-from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
@@ -41,7 +41,7 @@ _KEY_PROTOCOL, _BASE64_PROTOCOL = "openai-insecure-api-key.", "sensorium-api-key
 _SINGLE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-length")
 """Headers that no request may have twice, because a proxy could read the first one and the server the last one."""
 _CANCEL = re.compile(r"/v1/(responses|batches)/[^/]+/cancel")
-_OPEN = {"/health", "/ready", *PAGE_FILES, *SAMPLE_FILES}  # for load balancers and the page, which have no key
+_OPEN = {"/health", "/ready", "/ping", *PAGE_FILES, *SAMPLE_FILES}  # for load balancers and the page, which have no key
 
 
 class Connection(Protocol):
@@ -71,7 +71,7 @@ class Guard:
     Args:
         is_full: True while the engine takes no more media.
         body_bytes: counts the bodies, together with the lines of batches.
-        admin_paths: paths that need `admin_key` instead of an API key.
+        admin_paths: paths that need `admin_key` instead of an API key -> whether their requests compute something.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Guard:
         config: ServerConfig,
         is_full: Callable[[], bool] = lambda: False,
         body_bytes: BodyBytes | None = None,
-        admin_paths: Collection[str] = (),
+        admin_paths: Mapping[str, bool] = {},
     ) -> None:
         self._app, self.config, self._is_full = app, config, is_full
         self._digests = [_digest(key) for key in config.keys]
@@ -180,10 +180,10 @@ class Guard:
     def _takes_room(self, scope: Scope) -> bool:
         """Return whether a request counts against `max_requests`. One that cancels makes room, also on a full server.
 
-        Administrators act when a server is full, and what they ask for computes nothing.
+        Administrators act when a server is full; most of what they ask for computes nothing.
         """
         path = scope["path"]
-        return scope["method"] == "POST" and path not in self._admin_paths and not _CANCEL.fullmatch(path)
+        return scope["method"] == "POST" and self._admin_paths.get(path, True) and not _CANCEL.fullmatch(path)
 
     def check_size(self, size: int, further: int) -> None:
         """Raise HttpError if a body of this size, of which `further` bytes are not counted yet, is too large."""

@@ -25,6 +25,7 @@ class ModelFacts:
         max_model_len: maximum number of tokens of prompt and answer together.
         capabilities: what GET /v1/models returns under this name.
         ollama_capabilities: the same in Ollama's words.
+        classifies: its head gives classes of prompts.
     """
 
     path: Path
@@ -35,6 +36,7 @@ class ModelFacts:
     chat_template: str
     capabilities: Mapping[str, Any]
     ollama_capabilities: Sequence[str]
+    classifies: bool
 
 
 def make_facts(
@@ -79,6 +81,7 @@ def make_facts(
         template or "",
         capabilities,
         [name for name, applies in in_ollama.items() if applies],
+        core.num_labels > 0 and not core.labels_tokens,
     )
 
 

@@ -11,7 +11,7 @@ from .protocol.batches import FileForm
 from .protocol.body import Body
 from .protocol.documents import DocumentForm
 
-_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/documents")
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/documents", "/invocations")
 _TYPES = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/octet-stream"}
 FORMS: dict[str, type[Body]] = {
     "/v1/audio/transcriptions": TranscriptionForm,
@@ -20,6 +20,8 @@ FORMS: dict[str, type[Body]] = {
     "/v1/files": FileForm,
 }
 """Endpoints whose body is a form."""
+_INVOCATIONS = ("ChatBody", "CompletionBody", "EmbeddingBody", "RerankBody", "ScoreBody", "ClassifyBody")
+"""The bodies of /invocations, which are those of other endpoints."""
 
 
 class ErrorObject(BaseModel):
@@ -68,6 +70,10 @@ def route_options(method: str, path: str) -> dict[str, Any]:
     errors["5XX"] = {"model": model, "description": "an error of the server"}
     options: dict[str, Any] = {"response_model": None}
     options["responses"] = {200: {"content": {name: {"schema": {}} for name in types}}, **errors}
+    if path == "/invocations":
+        bodies = [{"$ref": f"#/components/schemas/{name}"} for name in _INVOCATIONS]
+        content = {"application/json": {"schema": {"anyOf": bodies}}}
+        options["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
     if method == "POST" and path in FORMS:
         content = {"multipart/form-data": {"schema": _form_schema(path)}}
         options["openapi_extra"] = {"requestBody": {"required": True, "content": content}}

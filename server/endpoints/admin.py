@@ -1,4 +1,4 @@
-"""Endpoints that change the engine's state, under vLLM's names. They exist only with `admin_key`, which requests must have."""
+"""Endpoints for administrators, most under vLLM's names. They exist only with `admin_key`, which requests must have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...callers.errors import CheckpointError, InputError
 from ..protocol.adapters import UpdateWeightsBody
 from ..state import server_of, services_of
 from .adapters import load_adapter, unload_adapter
-from .status import check_engines
+from .encode import encode_media
 
 
 async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 1, model: str | None = None) -> Response:
@@ -82,12 +82,6 @@ async def load(request: Request) -> Response:
     return JSONResponse({"server_load": len(services_of(request).draining.tasks) - 1})  # without this one
 
 
-async def ping(request: Request) -> Response:
-    """Answer 200 while the engine works, as /health does."""
-    await check_engines(request)
-    return Response()
-
-
 ADMIN_PATHS: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "/sleep": (("POST",), sleep),
     "/wake_up": (("POST",), wake_up),
@@ -98,6 +92,8 @@ ADMIN_PATHS: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "/v1/load_lora_adapter": (("POST",), load_adapter),
     "/v1/unload_lora_adapter": (("POST",), unload_adapter),
     "/load": (("GET",), load),
-    "/ping": (("GET", "POST"), ping),
+    "/v1/media/encode": (("POST",), encode_media),
 }
 """Path -> methods and endpoint."""
+COMPUTING_PATHS = frozenset({"/v1/media/encode"})
+"""Those of them whose requests wait for the engine, and count against `max_requests` as requests of clients do."""

@@ -426,6 +426,8 @@ def test_classes(tmp_path):
     with server.llm.llm, listening(server) as url:
         expected = asyncio.run(server.llm.classify(["import os", "a house"]))
         found = httpx.post(f"{url}/classify", json={"input": ["import os", "a house"]}, timeout=240).json()
+        routed = httpx.post(f"{url}/invocations", json={"input": ["import os", "a house"]}, timeout=240).json()
+    assert routed["data"] == found["data"]
     for one, result in zip(found["data"], expected, strict=True):
         assert one["probs"] == pytest.approx(list(result.outputs.probs), abs=1e-5)
         assert one["label"] == names[max(range(3), key=one["probs"].__getitem__)]
