@@ -27,6 +27,7 @@ DRAWS = (
     "granite4_vision",
     "granite_speech",
     "granite_speech_adapter",
+    "granite_speech_plus",
     "idefics2",
     "midashenglm",
     "minicpmo",
