@@ -30,10 +30,10 @@ from ..callers.errors import (
 from ..callers.pacing import releasing_gil
 from ..callers.plain import builtin_copy
 from .embeddings import EmbeddingSpec, read_embeddings, read_encoded
-from .media.audio import is_rate_first
 from .media.chunks import read_entry
 from .media.data_url import is_data_url
 from .media.policy import PdfPage
+from .media.raw_samples import is_rate_first
 from .media.source import path_of
 from .raw_tensors import RawTensors
 from .types import EmbeddingItem, EncodedItem, Media

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...callers.errors import InputError, equals_one_of, hint, short_repr
+from ...callers.errors import InputError
 from ..hashing import digest
 from ..types import MediaHeader
 from .audio_container import AudioBlock, AudioHeader, Warn, is_silent
 from .audio_files import open_audio
 from .mixing import Mixer
 from .policy import WHOLE_SOUND, AudioSelection, DecodeClock, MediaPolicy
+from .raw_samples import as_array, channels_first, pieces, split_rate
+from .resampling import Resampling, make_resampler, resampled_count
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("sensorium")
-RATE_TOLERANCE = 1e-6  # hertz; closer rates are equal
 _BLOCK = 1 << 18  # samples mixed and resampled at a time
 _STEP = 1 << 15  # of a live stream's block
 
@@ -58,7 +59,7 @@ class _AudioSource:
         total, last = 0, list[AudioHeader]()
         for header in (*self.headers, None):
             if last and (header is None or header.rate != last[0].rate):
-                total += _count(sum(part.num_samples for part in last), last[0].rate, rate)
+                total += resampled_count(sum(part.num_samples for part in last), last[0].rate, rate)
                 last = []
             if header is not None:
                 last.append(header)
@@ -218,7 +219,7 @@ class SampleStream:
     def __init__(self, source_rate: float, rate: float, policy: MediaPolicy) -> None:
         check_sample_rate(source_rate, policy)
         self.source_rate, self._rate = source_rate, rate
-        self._stream = _resampler(source_rate, rate)
+        self._stream = make_resampler(source_rate, rate)
         self._mixer = Mixer(source_rate, warn=_once(_log_warning))
         self._odd = b""  # half a sample at the end of the last bytes
 
@@ -235,11 +236,11 @@ class SampleStream:
             self._odd = data[len(data) // 2 * 2 :]
             samples = np.frombuffer(data, "<i2", len(data) // 2)[None]
         else:
-            samples = _channels_first(_array(block))
+            samples = channels_first(as_array(block))
         if not samples.size:
             return torch.empty(0)
         mono, made = list[Array](), list[Array]()
-        for piece in _pieces(samples, _STEP):
+        for piece in pieces(samples, _STEP):
             if mono:
                 yield
             mono.append(np.ascontiguousarray(self._mixer.mix(piece)))
@@ -257,7 +258,7 @@ class SampleStream:
         if self._stream is None:
             return torch.empty(0)
         rest = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)
-        self._stream = _resampler(self.source_rate, self._rate)
+        self._stream = make_resampler(self.source_rate, self._rate)
         return torch.from_numpy(rest)
 
 
@@ -265,8 +266,8 @@ def hash_audio(value: object) -> str:
     """Return 64 hex digits of the encoded bytes, or of samples with dtype, shape and rate."""
     if isinstance(value, bytes | bytearray | memoryview):
         return digest("sound", "encoded", value)
-    samples, rate = _pair(value)
-    return digest("sound", "samples", samples if isinstance(samples, Tensor) else _array(samples), rate)
+    samples, rate = split_rate(value)
+    return digest("sound", "samples", samples if isinstance(samples, Tensor) else as_array(samples), rate)
 
 
 def _open(
@@ -285,11 +286,11 @@ def _open(
         file = open_audio(data, sound, policy, warn, from_first_frame)
         audio = _AudioSource(file.headers, file.blocks, sound.channel, file.other_sound)
     else:
-        array, own_rate = _pair(value)
-        samples = _channels_first(_array(array))
+        array, own_rate = split_rate(value)
+        samples = channels_first(as_array(array))
         hertz = rate if own_rate is None else own_rate
         header = AudioHeader(hertz, samples.shape[1], True)
-        audio = _AudioSource((header,), lambda: (AudioBlock(piece, hertz) for piece in _pieces(samples)), sound.channel)
+        audio = _AudioSource((header,), lambda: (AudioBlock(piece, hertz) for piece in pieces(samples, _BLOCK)), sound.channel)
     for header in audio.headers:
         check_sample_rate(header.rate, policy)
     if not any(header.num_samples for header in audio.headers):
@@ -343,102 +344,6 @@ def check_sample_rate(rate: float, policy: MediaPolicy) -> None:
         )
 
 
-def _pair(value: object) -> tuple[object, float | None]:
-    """Return samples, and their rate if it is given."""
-    if is_rate_first(value):
-        raise InputError("it is (rate, samples); give (samples, rate)")
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int | float | np.number):
-        try:
-            return value[0], float(value[1])
-        except (OverflowError, TypeError):  # a number too large, or complex
-            raise InputError("its sample rate must be a positive number of hertz") from None
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], np.ndarray | Tensor) and not _is_samples(value[1]):
-        reason = f"its sample rate is {short_repr(value[1])}; give (samples, rate) with a number of hertz, such as 16000"
-        raise InputError(reason)
-    return value, None
-
-
-def is_rate_first(value: object) -> bool:
-    """Return whether a value is `(rate, samples)`, the order of `scipy.io.wavfile.read` and Gradio."""
-    if not isinstance(value, tuple) or len(value) != 2:
-        return False
-    return isinstance(value[0], int | float | np.number) and isinstance(value[1], np.ndarray | Tensor)
-
-
-def _is_samples(value: object) -> bool:
-    return isinstance(value, np.ndarray | Tensor | list | tuple)
-
-
-def _array(samples: object) -> Array:
-    if isinstance(samples, Tensor):
-        if samples.layout is not torch.strided or samples.is_meta or samples.is_quantized:
-            raise InputError(f"samples must be a dense tensor, not {samples.layout} on {samples.device}")
-        plain = samples.detach().cpu().resolve_neg()
-        return plain.float().numpy() if plain.is_floating_point() else plain.resolve_conj().numpy()
-    if isinstance(samples, Mapping):
-        raise InputError(_wrong_keys(samples))
-    alone = isinstance(samples, list | tuple) and len(samples) == 1 and isinstance(samples[0], int | float | np.number)
-    if alone or not isinstance(samples, np.ndarray | list | tuple):
-        advice = "give bytes, samples, or (samples, rate)"
-        what = "single number" if alone else f"value of type {type(samples).__name__}"
-        raise InputError(f"a {what} is not a known form of audio; {advice}")
-    try:
-        array = np.asarray(samples)
-    except (ValueError, TypeError, RuntimeError):
-        raise InputError("its samples must be a list of numbers, or one such list per channel, all of one length") from None
-    whole = not isinstance(samples, np.ndarray) and array.dtype.name == "int64"
-    return array.astype(np.float32) if whole else array  # integers in a list are not PCM
-
-
-def _wrong_keys(item: Mapping[object, object]) -> str:
-    """Return what is wrong with the keys of a mapping that is no item of Hugging Face libraries."""
-    known = ("array", "sampling_rate", "path", "raw", "bytes")
-    unknown = next((key for key in item if not equals_one_of(key, known)), None)
-    if unknown is not None:
-        return f"it has the unknown key {short_repr(unknown)}; {hint(unknown, known)}"
-    return f'it has the keys {", ".join(map(str, item)) or "none"}; give "array" and "sampling_rate" (hertz), or "bytes"'
-
-
-def _channels_first(samples: Array) -> Array:
-    if samples.ndim not in (1, 2):
-        raise InputError(f"samples must have 1 or 2 axes (channels and time), not {samples.ndim}")
-    if samples.ndim == 1:
-        return samples[None]
-    return samples.T if samples.shape[0] > samples.shape[1] else samples
-
-
-def _pieces(samples: Array, values: int = _BLOCK) -> Iterator[Array]:
-    """Yield blocks of at most so many values, or of one sample if there are more channels than that."""
-    size = max(1, values // max(1, len(samples)))
-    for start in range(0, samples.shape[1], size):
-        yield samples[:, start : start + size]
-
-
-class _Resampling:
-    """Resamples the mono pieces of one rate, `ceil(n * rate / source)` samples in all."""
-
-    def __init__(self, source: float, rate: float) -> None:
-        self.source, self._rate = source, rate
-        self._stream = _resampler(source, rate)
-        self._taken = self._made = 0
-
-    def add(self, piece: Array) -> Array:
-        self._taken += len(piece)
-        if self._stream is not None:
-            piece = self._stream.resample_chunk(np.ascontiguousarray(piece))
-        self._made += len(piece)
-        return piece
-
-    def flush(self) -> Array:
-        """Return the samples that the resampler still holds."""
-        if self._stream is None:
-            return np.empty(0, np.float32)
-        rest = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)
-        due = _count(self._taken, self.source, self._rate) - self._made
-        padded: Array = np.pad(rest[:due], (0, max(0, due - len(rest))))
-        return padded
-
-
 def _resampled(
     audio: _AudioSource,
     rate: float,
@@ -454,7 +359,7 @@ def _resampled(
         clock: None: the time of decoding is not limited.
     """
     source = audio.headers[0].rate
-    mixer, resampling = Mixer(source, audio.channel, warn), _Resampling(source, rate)
+    mixer, resampling = Mixer(source, audio.channel, warn), Resampling(source, rate)
     announced, taken, loudest = sum(header.num_samples for header in audio.headers), 0, 0.0
     before = in_stretch = 0  # samples at `rate` of the stretches before; samples of this one, which has one rate
     for block in audio.blocks():
@@ -465,28 +370,15 @@ def _resampled(
             raise InputError(f"it holds more samples than the {announced} that its header or index announces; save it again")
         if block.rate != resampling.source:
             check_sample_rate(block.rate, policy)
-            before, in_stretch = before + _count(in_stretch, resampling.source, rate), 0
+            before, in_stretch = before + resampled_count(in_stretch, resampling.source, rate), 0
             yield from (resampling.add(piece) for piece in mixer.flush())
             yield resampling.flush()
             loudest = max(loudest, mixer.loudest)
-            mixer, resampling = Mixer(block.rate, audio.channel, warn), _Resampling(block.rate, rate)
+            mixer, resampling = Mixer(block.rate, audio.channel, warn), Resampling(block.rate, rate)
         in_stretch += block.samples.shape[1]
-        check_count(before + _count(in_stretch, block.rate, rate))
+        check_count(before + resampled_count(in_stretch, block.rate, rate))
         yield from (resampling.add(piece) for piece in mixer.add(block.samples))
     yield from (resampling.add(piece) for piece in mixer.flush())
     yield resampling.flush()
     if is_silent(max(loudest, mixer.loudest)) and (text := audio.other_sound(clock or DecodeClock(policy))):
         warn(text)
-
-
-def _resampler(source: float, target: float) -> Any:
-    """Return a resampler, or None for equal rates."""
-    if abs(source - target) < RATE_TOLERANCE:
-        return None
-    import soxr
-
-    return soxr.ResampleStream(source, target, 1, dtype="float32", quality="HQ")
-
-
-def _count(frames: int, source: float, target: float) -> int:
-    return frames if abs(source - target) < RATE_TOLERANCE else math.ceil(frames * target / source)

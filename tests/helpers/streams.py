@@ -72,7 +72,7 @@ def play(llm: LLM, samples: np.ndarray, block: float = 0.1, **options: Any) -> l
 async def count_work(llm: LLM, block: np.ndarray, rate: float, **options: Any) -> tuple[list[LiveEvent], dict[str, int]]:
     """Return the events of a stream of one block, and the most values of each kind of work between two turns of the loop."""
     done: dict[str, Counter[int]] = {"mixed": Counter(), "resampled": Counter(), "classified": Counter()}
-    turn, mix_block, classify, make = 0, audio.Mixer.mix, LiveWindows.classify, audio._resampler
+    turn, mix_block, classify, make = 0, audio.Mixer.mix, LiveWindows.classify, audio.make_resampler
 
     async def count_turns() -> None:
         nonlocal turn

@@ -59,8 +59,8 @@ def test_a_block_is_counted_before_it_is_resampled(reader: str, monkeypatch: pyt
     """1,000 samples at 16 kHz and 12,000 at 1 kHz last 12.06 s."""
     blocks_read = changing(monkeypatch, 1000.0, 12_000)
     resampled: list[int] = []
-    add = audio._Resampling.add
-    monkeypatch.setattr(audio._Resampling, "add", lambda self, piece: resampled.append(len(piece)) or add(self, piece))
+    add = audio.Resampling.add
+    monkeypatch.setattr(audio.Resampling, "add", lambda self, piece: resampled.append(len(piece)) or add(self, piece))
     limits = MediaPolicy(max_audio_seconds=10.0, max_transcribed_seconds=10.0)
     with pytest.raises(InputError) as caught:
         READERS[reader](limits)
