@@ -101,7 +101,7 @@ async def count_work(llm: LLM, block: np.ndarray, rate: float, **options: Any) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(audio.Mixer, "mix", mix)
         patch.setattr(LiveWindows, "classify", find_speech)
-        patch.setattr(audio, "_resampler", lambda source, target: Resampler(source, target) if source != target else None)
+        patch.setattr(audio, "make_resampler", lambda source, target: Resampler(source, target) if source != target else None)
         counter = asyncio.ensure_future(count_turns())
         events = [event async for event in AsyncLLM(llm).stream_transcribe(blocks([block]), rate, **options)]
         counter.cancel()
