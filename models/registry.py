@@ -175,6 +175,7 @@ _NAMES: dict[str, str] = {
     "molmo": "MolmoForCausalLM OLMoForCausalLM/molmo",
     "molmo2": "Molmo2ForConditionalGeneration",
     "moonshine": "MoonshineForConditionalGeneration MoonshineStreamingForConditionalGeneration",
+    "moss_transcribe": "MossTranscribeDiarizeForConditionalGeneration",
     "nemotron_parse": "NemotronParseForConditionalGeneration",
     "nemotron_vl": "Llama_Nemotron_Nano_VL NemotronH_Nano_VL_V2",
     "nvlm_d": "NVLM_D",
