@@ -195,7 +195,10 @@ _NAMES: dict[str, str] = {
         "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration Tarsier2ForConditionalGeneration "
         "TarsierForConditionalGeneration/qwen2_vl"
     ),
-    "qwen3_asr": "Qwen3ASRForConditionalGeneration",
+    "qwen3_asr": (
+        "Qwen3ASRForConditionalGeneration Qwen3ASRForConditionalGeneration/qwen3_forced_aligner "
+        "Qwen3ASRForTokenClassification Qwen3ASRForcedAlignerForTokenClassification"
+    ),
     "qwen3_omni": "Qwen3OmniMoeForConditionalGeneration Qwen3OmniMoeThinkerForConditionalGeneration",
     "qwen3_vl": (
         "InternS2PreviewForConditionalGeneration Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration "
@@ -333,12 +336,14 @@ _SPELLINGS = {_plain(name): name for name in FAMILIES}
 def architecture_key(architecture: str, config: Mapping[str, Any]) -> str:
     """Return the key of FAMILIES: "Architecture/model type" if there is one, else the architecture.
 
-    The model type is that of the vision tower or of the whole model. Publishers differ in case and underscores (LightOnOCR and
+    The model type is that of the vision tower, of the thinker or of the whole model. Publishers differ in case and underscores
+    (LightOnOCR and
     LightOnOcr), which are not compared.
     """
     if architecture not in FAMILIES and architecture not in _registered:
         architecture = _SPELLINGS.get(_plain(architecture), architecture)
-    kinds = ((part or {}).get("model_type") for part in (config.get("vision_config"), config))
+    sections = (config.get("vision_config"), config.get("thinker_config"), config)
+    kinds = ((part or {}).get("model_type") for part in sections)
     names = (f"{architecture}/{kind}" for kind in kinds)
     return next((name for name in names if name in FAMILIES or name in _registered), architecture)
 

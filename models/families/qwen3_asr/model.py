@@ -1,8 +1,8 @@
-"""Qwen3-ASR: transcription with the AuT encoder and a Qwen3 decoder."""
+"""Qwen3-ASR: transcription with the AuT encoder and a Qwen3 decoder; its forced aligner, which times the words of a text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor
 from ...audio.aut import AutEncoder, aut_spec
 from ...decoder_model import TEXT_PREFIXES, DecoderModel
 from ...interface import StepLimits
+from ...layers.classification import ClassificationHead
 from ...text.decoder_config import decoder_spec
 from ...text.stacks import STACKS
 from ...thinker import TALKER_PREFIXES, check_output_dim, thinker_config
+from ..text_only.model import ClassificationModel
 
 # defaults that the published config.json leaves out
 AUDIO = {
@@ -25,7 +27,7 @@ AUDIO = {
 class Qwen3ASR(DecoderModel):
     """A model of audio. If positions have several axes, an item advances on all of them."""
 
-    prefixes = (
+    prefixes: Sequence[tuple[str, str]] = (
         ("thinker.audio_tower.", "audio_tower."),
         ("thinker.model.", "language_model."),
         ("thinker.lm_head.", "head.lm_head."),
@@ -51,3 +53,23 @@ class Qwen3ASR(DecoderModel):
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         return self.audio_tower.encoder_bytes(rows, limits)
+
+
+class Qwen3ForcedAligner(ClassificationModel, Qwen3ASR):
+    """Classifies each token of a prompt. The classes of the tokens `<timestamp>` after a word are times, in steps of 80 ms."""
+
+    labels_tokens = True
+    prefixes = (
+        ("thinker.lm_head.", "classifier.out_proj."),
+        ("score.", "classifier.out_proj."),
+        *Qwen3ASR.prefixes,
+    )
+    keep_encoders = Qwen3ASR.keep_encoders
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, dtype, device)
+        part = config.get("thinker_config", config)
+        labels = {} if part.get("classify_num") is None else {"num_labels": part["classify_num"]}
+        bias = bool(part.get("token_classification_bias", False))
+        self.head = None
+        self.classifier = ClassificationHead({**config, **labels}, self.hidden_size, bias, dtype, device)
