@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .mm.media.policy import PdfPage
     from .mm.types import EncodedItem, ItemPlan, Media
     from .models.registry import register_model
-    from .pipelines import ray_data as ray
     from .pipelines.beam_search import BeamSearchOutput, BeamSearchParams
     from .pipelines.documents.blocks import Document
     from .pipelines.llm import LLM, AsyncLLM, AsyncLLMEngine
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from .pipelines.speech.live_input import Gap, LiveEvent
     from .pipelines.speech.live_session import LiveAudio
     from .pipelines.transcribe import Segment, Transcript, Word
+    from .server import ray_serve as ray
 
 __version__ = "0.1.0"
 __all__ = [
@@ -148,7 +148,7 @@ _HOME = {
 
 def __getattr__(name: str) -> object:
     if name == "ray":
-        return import_module(".pipelines.ray_data", __name__)
+        return import_module(".server.ray_serve", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,1 +1,4 @@
-"""HTTP server with the endpoints of the OpenAI API. It calls AsyncLLM and the pipelines; nothing imports it but the CLI."""
+"""HTTP server with the endpoints of the OpenAI API. It calls AsyncLLM and the pipelines.
+
+Nothing imports it but the CLI and `sensorium.ray`.
+"""

@@ -7,9 +7,9 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any
 
-from .error_shapes import anthropic_body, in_shape_of, is_anthropic
-from .errors import HttpError, error_object, error_response
-from .events import to_event
+from .error_shapes import in_shape_of
+from .errors import HttpError, error_response
+from .events import error_chunk
 from .guard import TENANT, App, Receive, Scope, Send
 
 SEND_SECONDS = 2
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 class Drain:
     """ASGI middleware that cancels the requests in progress at the time limit and tells their clients so.
 
-    A plain request gets the status 503 with an error object, a stream an event with it.
+    A plain request gets the status 503 with an error object, a stream an event or a line with it.
     """
 
     def __init__(self, app: App, drain: Draining) -> None:
@@ -49,10 +49,8 @@ class Drain:
                 raise
             if started is None:
                 await in_shape_of(scope, error_response(_ended()))(scope, receive, send)
-            elif _is_event_stream(started):
-                body = {"error": error_object(_ended())}
-                event = to_event(anthropic_body(503, body) if is_anthropic(scope) else body)
-                await send({"type": "http.response.body", "body": event.encode(), "more_body": False})
+            elif (chunk := error_chunk(scope, _content_type(started), _ended())) is not None:
+                await send({"type": "http.response.body", "body": chunk, "more_body": False})
             else:
                 raise
         finally:
@@ -80,6 +78,5 @@ def _ended() -> HttpError:
     return HttpError(503, reason, "shutting_down")
 
 
-def _is_event_stream(start: MutableMapping[str, Any]) -> bool:
-    kinds = [value for name, value in start["headers"] if name.lower() == b"content-type"]
-    return any(kind.startswith(b"text/event-stream") for kind in kinds)
+def _content_type(start: MutableMapping[str, Any]) -> str:
+    return next((value.decode("latin-1") for name, value in start["headers"] if name.lower() == b"content-type"), "")

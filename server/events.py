@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, MutableMapping
 from contextlib import aclosing
 from typing import Any
 
 from fastapi.responses import StreamingResponse
 
-from .error_shapes import ollama_body
-from .errors import error_body
+from .error_shapes import anthropic_body, is_anthropic, ollama_body
+from .errors import HttpError, error_body, error_object
 from .request_record import stream_error
 
 WAIT_SECONDS = 3.0
@@ -49,6 +49,14 @@ async def _lines(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncGenera
                 yield _line(chunk)
         except Exception as error:  # the status was sent already
             yield _line(ollama_body(error_body(stream_error(error))[1]))
+
+
+def error_chunk(scope: MutableMapping[str, Any], content_type: str, error: HttpError) -> bytes | None:
+    """Return an error as the last part of a stream that has begun, or None if the response is no stream."""
+    body: dict[str, Any] = {"error": error_object(error)}
+    if content_type.startswith("text/event-stream"):
+        return to_event(anthropic_body(error.status, body) if is_anthropic(scope) else body).encode()
+    return _line(ollama_body(body)).encode() if content_type.startswith("application/x-ndjson") else None
 
 
 def _line(chunk: Mapping[str, Any]) -> str:

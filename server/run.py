@@ -87,7 +87,7 @@ def _load_and_serve(model: str | os.PathLike[str] | None, config: ServerConfig, 
             if model is None:
                 services = make_services(config, engine_options, registry, store, provider)
             else:
-                services = _one_model(model, config, engine_options, registry, store, provider)
+                services = load_one_model(model, config, engine_options, registry, store, provider)
             listener.listen()
             _announce(names, listener, config)
             asyncio.run(_run(services, listener, metrics_listener))
@@ -101,14 +101,20 @@ def _load_and_serve(model: str | os.PathLike[str] | None, config: ServerConfig, 
                 provider.shutdown()  # sends the last spans
 
 
-def _one_model(
+def load_one_model(
     model: str | os.PathLike[str],
     config: ServerConfig,
     engine_options: dict[str, Any],
     registry: Any,
-    store: Store | None,
-    provider: Any,
+    store: Store | None = None,
+    provider: Any = None,
 ) -> Services:
+    """Load the only model of a server. `registry`, `store`: see `Services`. `provider`: the TracerProvider, or None.
+
+    Raises:
+        ConfigError: an option is wrong.
+        CheckpointError, HubError: see `LLM`.
+    """
     from .state import Server
 
     with loading_span(provider):

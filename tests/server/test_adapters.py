@@ -20,7 +20,7 @@ from sensorium.cli import serve
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.server.adapter_entries import read_adapters
 from sensorium.server.config import ServerConfig, split_options
-from sensorium.server.run import _one_model
+from sensorium.server.run import load_one_model
 
 OPTIONS = {"max_num_seqs": 4, "max_model_len": 256, "warm_up": False}
 ADMIN = {"Authorization": "Bearer admin"}
@@ -247,14 +247,14 @@ def test_an_adapter_with_the_name_of_the_model_is_refused(folders):
         {"adapters": {"a": folders["red"]}, "served_model_name": "a", **OPTIONS, "engine_process": False}
     )
     with pytest.raises(ConfigError) as raised:
-        _one_model(TINY, config, options, None, None, None)
+        load_one_model(TINY, config, options, None)
     assert raised.value.info.param == "adapters"
 
 
 def test_a_server_starts_with_its_adapters(folders, expected):
     config, options = split_options({"adapters": [f"red={folders['red']}"], **OPTIONS, "engine_process": False})
     assert options["enable_lora"] is True
-    services = _one_model(TINY, config, options, None, None, None)
+    services = load_one_model(TINY, config, options, None)
     with services.pool.models[0].model.llm.llm, listening(services) as url:
         assert text_of(url, "red") == expected["red"]
 
@@ -265,7 +265,7 @@ def test_a_server_does_not_start_with_an_adapter_that_does_not_fit(folders, tmp_
     config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"use_dora": True}))
     config, options = split_options({"adapters": {"wide": str(folder)}, **OPTIONS, "engine_process": False})
     with pytest.raises((ConfigError, CheckpointError, InputError)):
-        _one_model(TINY, config, options, None, None, None)
+        load_one_model(TINY, config, options, None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 from sensorium.engine.config import make_config
 from sensorium.server.config import environment_options, read_config, split_options, with_defaults
 from sensorium.server.model_entries import PARSERS_OF_MODEL
+from sensorium.server.ray_serve import app
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
 
@@ -45,6 +47,23 @@ def test_several_models_are_read():
     for entry in config.models:
         own = {name: value for name, value in entry.options.items() if name not in PARSERS_OF_MODEL}
         assert make_config(entry.path, with_defaults(own, engine)).max_num_seqs == 16
+
+
+@pytest.mark.parametrize("name", ["serve.yaml", "rayservice.yaml"])
+def test_files_for_ray_are_read(name, monkeypatch):
+    bound = []
+    monkeypatch.setattr(app, "_check_packages", lambda: None)
+    monkeypatch.setattr(app, "_bind", lambda *arguments: bound.append(arguments))
+    file = yaml.safe_load((FOLDER / "ray" / name).read_text())
+    file = yaml.safe_load(file["spec"]["serveConfigV2"]) if "spec" in file else file
+    (application,) = file["applications"]
+    module, _, function = application["import_path"].partition(":")
+    getattr(import_module(module), function)(application["args"])
+    ((deployments, options, configs, _, _),) = bound
+    assert deployments[0].replicas == (1, 8)
+    assert all(config.drain_seconds == 120 for config in configs)
+    for deployment, own in zip(deployments, options, strict=True):
+        assert make_config(deployment.entry.path, split_options(own)[1]).max_num_seqs == 64
 
 
 def test_the_metrics_of_the_dashboard_exist(http):
