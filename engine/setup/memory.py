@@ -8,13 +8,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import mul
+from typing import cast
 
 import torch
+from torch import nn
 
 from ...callers.errors import ConfigError
 from ...mm.embeddings import PROMPT_EMBEDS, PROMPT_EMBEDS_ROWS
 from ...mm.media.policy import DecodeSpec, MediaPolicy
 from ...models.interface import CacheSpec, Model, StepLimits, SupportsPooling, SupportsStreams
+from ...models.layers.ranks import rank_traffic
 from ...models.memory_formulas import amx_bytes
 from ...models.quantization import parse_quantization
 from ...models.request_adapters import adapted_layers
@@ -340,6 +343,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         encode_beside=config.uses_async_scheduling and decodes,
         streams=streams * model.stream_bytes(max(encoded.values(), default=0)) if isinstance(model, SupportsStreams) else 0,
         adapters=adapter_bytes(config, model),
+        traffic=rank_traffic(cast(nn.Module, model)),
         draft_cache=draft_cache_bytes(config, model, sizes.max_model_len) if decodes else 0,
         kernels=amx_bytes(1 + config.uses_async_scheduling, step.dequantized) if device.type == "cpu" else 0,
         device=str(device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...callers.repr_mixin import ReprMixin
+from ...models.layers.ranks import RankTraffic
 from .max_items import MaxItem
 
 _MIB = 1 << 20
@@ -35,6 +36,7 @@ class MemoryPlan(ReprMixin):
             above usual inputs.
         max_items: the largest item of each modality.
         decoding_limits: the fields of `media` that bound `decoding`.
+        traffic: what a rank sends to each other rank, with several of them.
         device: of the model. On a GPU, media held, processor cache and sequences are in host memory.
     """
 
@@ -61,6 +63,7 @@ class MemoryPlan(ReprMixin):
     draft_model: int = 0
     draft_cache: int = 0
     adapters: int = 0
+    traffic: RankTraffic | None = None
 
     @property
     def activations(self) -> int:
@@ -129,6 +132,7 @@ class MemoryPlan(ReprMixin):
             ("media codecs", codecs if self.decoding else _mib(0)),
             *([(f"media on {self.media_device}", on_media_device)] if self.media_step else []),
             *((f"largest {item.modality}", str(item)) for item in self.max_items),
+            *([("sent to each other rank", str(self.traffic))] if self.traffic is not None else []),
         ]
 
     def repr_fields(self) -> list[tuple[str, object]]:

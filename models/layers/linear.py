@@ -56,6 +56,7 @@ class Linear(WeightedLayer):
         gathered: the ranks whose outputs are joined to the result, `[rows, ranks * out]`.
 
     Attributes:
+        sent_bytes: of a row, to each other rank (`ranks.rank_traffic`).
         quantization: the format in which `pack` stores the weight: None (as it is), "float16", "int8", "fp8", or options of 4
             bits.
         formats: canonical name of a shard's weight -> its format, in a quantised checkpoint. Such a weight is a meta tensor
@@ -85,6 +86,7 @@ class Linear(WeightedLayer):
         self.rows, self.gathered = rows, gathered
         self.slot: AdapterSlot | None = None
         self.outputs = out = sum(self.shards.values())
+        self.sent_bytes = 0 if gathered is None else out * dtype.itemsize
         self.device, self.dtype = device, dtype
         self.formats: dict[str, WeightFormat] = {}
         self.held: dict[str, QuantizedWeight] = {}

@@ -40,6 +40,7 @@ class GatedMlp(TensorModule):
         quantile = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(sparsity)) if sparsity else torch.tensor(0.0)
         self.cut = float(quantile.to(dtype)) if sparsity else None  # in standard deviations
         part = slice(0, inner) if ranks is None else ranks.part(inner)
+        self.sent_bytes = 0 if ranks is None else (part.stop - part.start) * dtype.itemsize  # see ranks.rank_traffic
         rows = {"gate_proj": Rows(inner, (part,)), "up_proj": Rows(inner, (part,))}
         if fused:
             rows = {"gate_up_proj": Rows(2 * inner, (part, slice(inner + part.start, inner + part.stop)))}
@@ -84,6 +85,7 @@ class PlainMlp(TensorModule):
         super().__init__()
         self.act, self.ranks = act, ranks
         part = slice(0, inner) if ranks is None else ranks.part(inner)
+        self.sent_bytes = 0 if ranks is None else (part.stop - part.start) * dtype.itemsize  # see ranks.rank_traffic
         rows = {} if ranks is None else {names[0]: Rows(inner, (part,))}
         self.up = Linear(dim, {names[0]: part.stop - part.start}, bias, dtype, device, rows=rows)
         with building_for(ranks):

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def _gather_columns(x: Tensor, size: int) -> Tensor:
@@ -80,6 +80,36 @@ class Ranks:
         """Return the columns of all ranks in their order: `[rows, part]` -> `[rows, size * part]`. All ranks call it."""
         gathered: Tensor = torch.ops.sensorium.gather_columns(x, self.size)
         return gathered
+
+
+@dataclass(frozen=True)
+class RankTraffic:
+    """What a rank sends in a step to each other rank.
+
+    Args:
+        messages: their number.
+        row_bytes: for each row of the step.
+        logits_row_bytes: for each row of which logits are computed.
+    """
+
+    messages: int
+    row_bytes: int
+    logits_row_bytes: int
+
+    def __str__(self) -> str:
+        logits = f", {self.logits_row_bytes:,} more per row with logits" if self.logits_row_bytes else ""
+        return f"{self.row_bytes:,} bytes per row{logits}, in {self.messages} messages per step"
+
+
+def rank_traffic(model: nn.Module) -> RankTraffic | None:
+    """Return what a rank sends, by the widths of its modules; None for a model that is not divided.
+
+    A module that sends something says so in `sent_bytes`: bytes of a row to each other rank, 0 if it is not divided.
+    """
+    sent = [(name, int(getattr(module, "sent_bytes", 0))) for name, module in model.named_modules()]
+    sizes = {name: size for name, size in sent if size}
+    logits = sum(size for name, size in sizes.items() if name.startswith("head."))
+    return RankTraffic(len(sizes), sum(sizes.values()) - logits, logits) if sizes else None
 
 
 @dataclass(frozen=True)

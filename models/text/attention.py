@@ -67,6 +67,7 @@ class DecoderAttention(TensorModule, Convertible):
             fused = _rows(heads, dim, held), *(_rows(kv_heads, dim, held_kv, heads + i * kv_heads) for i in range(2))
             of_shard["qkv_proj"] = Rows((heads + 2 * kv_heads) * dim, [rows for part in fused for rows in part.slices])
         heads, kv_heads = held.stop - held.start, held_kv.stop - held_kv.start
+        self.sent_bytes = 0 if ranks is None else heads * dim * dtype.itemsize  # see ranks.rank_traffic
         self.in_scale, self.out_scale = spec.in_scale, spec.out_scale
         self.qkv_heads, self.dim, self.gated = (heads, kv_heads, kv_heads), dim, spec.gated
         self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm

@@ -179,6 +179,8 @@ class Decoder(TensorModule):
         is_cross = [isinstance(layer.mixer, AttentionSpec) and layer.mixer.cross for layer in spec.layers]
         classes = [CrossLayer if cross else self.layer_class for cross in is_cross]
         self.ranks = ranks = current_ranks(layers=True)
+        # see rank_traffic: the residual stream, and the output to be added to it
+        self.sent_bytes = 0 if ranks is None else 2 * spec.hidden_size * dtype.itemsize
         self.held = range(len(classes)) if ranks is None else ranks.layers_of(ranks.rank, len(classes))
         layers: list[CrossLayer | DecoderLayer | AbsentLayer] = [
             make(layer, spec, dtype, device) if i in self.held else AbsentLayer(make(layer, spec, dtype, torch.device("meta")))

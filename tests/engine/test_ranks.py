@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from family import ask, load_rows, save
 from hostile import MODEL, asked, make_image
 from parity import make_llm
 from sensorium import LLM, SamplingParams, register_logits_processor
 from sensorium.callers.errors import ConfigError
+from sensorium.engine.setup import loader
 from sensorium.engine.setup.doctor import plan_of
 from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.kernels.bodies import bodies_in_use
+from sensorium.models.layers.linear import LmHead
+from sensorium.models.layers.ranks import Ranks, RankTraffic, building_for, rank_traffic
+from torch import Tensor, nn
 from waiting import wait_until
 
 PROMPTS = [asked(make_image(1)), "The sky is", asked(make_image(2), make_image(1))]
@@ -154,6 +160,40 @@ def test_what_ranks_cannot_divide_is_refused(options: Mapping[str, Any], word: s
     with pytest.raises(ConfigError, match=word) as raised:
         LLM(MODEL, **OPTIONS, **options)
     assert raised.value.info.param == next(name for name in options if name.endswith("parallel_size"))
+
+
+@pytest.mark.parametrize(("size", "layers"), [(2, False), (4, False), (2, True)])
+def test_what_ranks_send_is_what_the_plan_says(size: int, layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of rank 0 computes alone, and what it would send is counted. The results are wrong, their shapes are right."""
+    sent: list[int] = []
+
+    def gather(self: Ranks, x: Tensor) -> Tensor:
+        sent.append(x.nbytes)
+        return torch.cat([x] * size, 1)
+
+    def share(self: Ranks, x: Tensor, add: Tensor | None, source: int) -> tuple[Tensor, Tensor]:
+        sent.extend([2 * x.nbytes] if source == self.rank else [])
+        return x, torch.zeros_like(x) if add is None else add
+
+    monkeypatch.setattr(Ranks, "gather", gather)
+    monkeypatch.setattr(Ranks, "share", share)
+    monkeypatch.setattr(loader, "load_engine", partial(loader.load_engine, ranks=Ranks(0, size, layers)))
+    with LLM(MODEL, **OPTIONS, warm_up=False, engine_process=False, async_scheduling=False) as llm:
+        sent.clear()
+        (output,) = llm.generate(["The sky is"], SamplingParams(max_tokens=1), use_tqdm=False)
+        rows = len(output.prompt_token_ids)
+    kind = "pipeline_parallel_size" if layers else "tensor_parallel_size"
+    traffic = plan_of(MODEL, OPTIONS | {kind: size}).traffic
+    assert len(sent) == traffic.messages == (1 if layers else 4 * 4)
+    assert sum(sent) == rows * traffic.row_bytes + traffic.logits_row_bytes
+    assert plan_of(MODEL, OPTIONS).traffic is None
+
+
+def test_logits_of_an_untied_head_are_sent() -> None:
+    """Each of two ranks sends half of a row of logits: `vocab / 2` numbers of 4 bytes."""
+    with building_for(Ranks(0, 2)):
+        model = nn.ModuleDict({"head": LmHead(8, 10, None, torch.float32, torch.device("meta"))})
+    assert rank_traffic(model) == RankTraffic(1, 0, 5 * 4)
 
 
 def test_a_plan_is_that_of_a_rank() -> None:
