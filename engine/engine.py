@@ -120,7 +120,6 @@ class Engine(NotPicklable):
         core, self.config = load_core(self.config, files, info, self.tokenizer)
         self._load_talker = partial(load_talker, self.config, files) if self.config.load_talker else None
         self.talker = None if self._load_talker is None else self._load_talker()
-        self.weights_version = 0  # that of the checkpoint; each `update_weights` adds 1
         self._sleep_lock = threading.Lock()  # the engine and the talker sleep and wake together
         self.max_model_len, self.dtype = core.info.max_model_len, getattr(torch, core.info.dtype)
         ends = [token for text in info.end_tokens if (token := self.tokenizer.token_to_id(text)) is not None]
@@ -227,10 +226,14 @@ class Engine(NotPicklable):
             try:
                 self._wait_for_requests(mode)
                 self.loop.call(UpdateWeights(tensors, mode == "abort")).result()
+                return self.weights_version
             finally:
                 self.loop.updating = False
-            self.weights_version += 1
-            return self.weights_version
+
+    @property
+    def weights_version(self) -> int:
+        """See `LLM.weights_version`."""
+        return self.loop.weights_version
 
     def _wait_for_requests(self, mode: UpdateMode) -> None:
         """Wait until all requests have ended. Raise InputError if sessions are open, which do not end by themselves."""

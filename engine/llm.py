@@ -293,18 +293,21 @@ class LLM(NotPicklable):
         """Replace weights of the checkpoint between two steps, empty all caches, and return the new `weights_version`.
 
         Weights that are not given stay as they are. The new ones are packed and quantised as those of the checkpoint were.
-        Nothing changes if one does not fit. If memory runs out later, the engine sleeps, and `wake_up` tries again. New
+        Nothing changes if one does not fit. If memory runs out later, the version counts, the engine sleeps, and `wake_up`
+        tries again. If its process dies, `weights_version` tells which weights the new process has. New
         requests are refused until the call returns. Adapters are read again. A sleeping engine wakes up.
 
         Args:
             weights: (name, tensor) pairs with names of the checkpoint or of transformers, a mapping, or the path of a
-                safetensors file or of a folder with such files. They are copied to the host and kept there.
+                safetensors file or of a folder with such files. They are copied to the host and kept there, also for a process
+                of the engine that replaces a dead one.
             mode: "wait" until requests have ended, or "abort" them with the finish reason "abort".
 
         Raises:
             CheckpointError: a name is unknown, or a tensor has another shape, NaN or infinity.
             InputError: live sessions are open, or the model's weights cannot be updated: it is quantised in its checkpoint,
                 has a merged adapter, runs through transformers, or is shared by several processes.
+            EngineDeadError: the engine's process has died meanwhile.
         """
         return self.engine.update_weights(weights, mode)
 

@@ -104,6 +104,21 @@ def pack(message: object, share: bool = True) -> Packed:
     return _HEAD.pack(size) + data, _share(shared) if shared and size else None
 
 
+def duplicate(packed: Packed) -> Packed:
+    """Return a message with the same memory and a descriptor of its own. Raise MemoryError if there is none."""
+    data, descriptor = packed
+    try:
+        return data, None if descriptor is None else os.dup(descriptor)
+    except OSError as error:
+        raise MemoryError(f"no descriptor for shared memory ({error})") from None
+
+
+def discard(packed: Packed) -> None:
+    """Free a message that is not sent."""
+    if packed[1] is not None:
+        os.close(packed[1])
+
+
 def _share(shared: SharedTensors) -> int:
     """Return a descriptor of memory that holds the tensors."""
     descriptor = -1

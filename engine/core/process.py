@@ -26,9 +26,10 @@ from ..logits_processors import import_path
 from ..scheduler.quarantine import Quarantine
 from ..stats import EngineStats
 from ..types import CoreOutputs, EngineRequest, LoadedAdapter, TokenOutput
-from .channel import pack
+from .channel import Packed, discard, duplicate, pack
 from .child import Standby
 from .death_watch import watch
+from .staged_weights import StagedWeights
 
 _RESTART_SECONDS = 600.0  # time in which the child may die `engine_restarts` times
 PACKAGE = __name__.partition(".")[0]
@@ -53,7 +54,7 @@ class ProcessCore:
         self._end_standby = weakref.finalize(self, self._standby.close)
         self._on_end: Callable[[], object] | None = None
         self._adapters: dict[str, tuple[str, int]] = {}  # identity -> folder, and how often it was loaded
-        self._is_updated = False  # by `update_weights`
+        self._updates = StagedWeights()
         self._bodies: tuple[str, ...] = ()  # of CoreInfo
         self.info, self.config, self._stats = self._launch(config)
         self._restarts = deque(maxlen=config.engine_restarts)
@@ -91,8 +92,7 @@ class ProcessCore:
         """See `CoreClient`. None while the child runs, and after too many restarts in the last 10 minutes."""
         limit = self._restarts.maxlen or 0
         recent = sum(time.monotonic() - started < _RESTART_SECONDS for started in self._restarts)
-        may_restart = self._dead and not self._closed and not self._is_updated and recent < limit
-        return self._restart if may_restart else None
+        return self._restart if self._dead and not self._closed and recent < limit else None
 
     def _restart(self) -> None:
         """Start a new child after the last one has died. Raise as the constructor does."""
@@ -101,6 +101,8 @@ class ProcessCore:
             info, _, self._stats = self._launch(self.config)
             if info != self.info:
                 raise ConfigError("the engine's new process has other limits than the last one; make a new engine")
+            if self._updates:
+                self._update_again()
             if self._adapters:
                 self._ask("reload_adapters", self._adapters)
             if self._on_end is not None:
@@ -109,6 +111,13 @@ class ProcessCore:
             if not self._dead:
                 self._kill()
             raise
+
+    def _update_again(self) -> None:
+        """Give a new child the weights that the last one had."""
+        for message in self._updates.messages():
+            self._exchange(message)
+        self._ask("sleep")
+        self._ask("wake_up")
 
     @property
     def pid(self) -> int:
@@ -192,9 +201,19 @@ class ProcessCore:
                 self._ask("unload_adapter", identity)
 
     def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """See `EngineCore`. A child that dies is not restarted afterwards, because a new one would have the old weights."""
-        self._ask("stage_weights", dict(weights))
-        self._is_updated = True
+        """See `EngineCore`. A child that replaces this one gets the same weights."""
+        message = self._packed("stage_weights", (dict(weights),))
+        try:
+            kept = duplicate(message)
+        except MemoryError:
+            discard(message)
+            raise
+        try:
+            self._exchange(message)
+        except BaseException:
+            discard(kept)
+            raise
+        self._updates.add(frozenset(weights), kept)
 
     def sleep(self) -> None:
         self._ask("sleep")
@@ -207,19 +226,27 @@ class ProcessCore:
         self._closed = True
         self._end_standby()
         self._finalizer()
+        self._updates.forget()
 
     def _ask(self, verb: str, *arguments: object) -> Any:
         """Call a verb of the child and return its result. Raise the error that the verb raised there."""
+        return self._exchange(self._packed(verb, arguments))
+
+    def _packed(self, verb: str, arguments: Sequence[object]) -> Packed:
+        """Return the message of a verb."""
         if self._dead:
             raise EngineDeadError(self._dead)
         if self._closed:
             raise InputError("the engine was closed; make a new one", code="engine_closed")
         try:
-            packed = pack((verb, arguments))
+            return pack((verb, arguments))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InputError(f"{verb}: {error}; the engine's process takes plain data only") from None
+
+    def _exchange(self, message: Packed) -> Any:
+        """Send a message and return the result of its verb, or raise its error."""
         try:
-            self._channel.send(*packed)
+            self._channel.send(*message)
             failed, value, records = self._channel.receive()
         except (EOFError, OSError):
             self._kill()
@@ -263,6 +290,7 @@ def _forget() -> None:
     for core in list(_cores):
         core._finalizer.detach()
         core._end_standby.detach()
+        core._updates.forget()
         core._child.disconnect()
         core._standby.disconnect()
         core._closed = True

@@ -63,6 +63,7 @@ class EngineLoop:
         self.stats = core.stats  # the last snapshot
         self.asleep = False  # requests are refused until `wake_up`
         self.updating = False  # requests are refused until the weights are replaced
+        self.weights_version = 0  # that of the checkpoint; each update adds 1
         self._owners: dict[str, RequestHandle] = {}  # the request of each sequence that is being computed, by sequence id
         self._names: dict[str, RequestHandle] = {}  # unfinished requests by id
         self._numbers = count()
@@ -277,9 +278,14 @@ class EngineLoop:
         if self._names:
             raise InputError(f"requests and sessions being served: {len(self._names)}; end them, then call update_weights()")
         self.core.stage_weights(weights)
+        self.weights_version += 1
         self.asleep = True  # it stays so if the weights cannot be read
-        self.core.sleep()
-        self.core.wake_up()
+        try:
+            self.core.sleep()
+            self.core.wake_up()
+        except EngineDeadError:
+            self.asleep = False  # a restarted core has the new weights
+            raise
         self.asleep = False
 
     @property

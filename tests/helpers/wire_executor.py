@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sensorium.engine.core.codec import decode, encode
 from sensorium.engine.core_info import CoreInfo
 from sensorium.engine.executor import LocalExecutor
 from sensorium.engine.types import GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
+from torch import Tensor
 
 
 def through_bytes(message: Any) -> Any:
@@ -52,6 +54,9 @@ class WireExecutor:
 
     def unload_adapter(self, identity: str) -> None:
         self._local.unload_adapter(identity)
+
+    def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._local.stage_weights(through_bytes(dict(weights)))
 
     def sleep(self) -> None:
         self._local.sleep()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from measured import held
 from parity import ROWS, LoadedModels, greedy, make_llm
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, AsyncLLM
-from sensorium.callers.errors import CheckpointError, ConfigError, InputError
+from sensorium.callers.errors import CheckpointError, ConfigError, EngineDeadError, InputError
+from sensorium.engine.core.channel import discard
 from sensorium.models import weights as model_weights
+from waiting import wait_until
 
 pytestmark = pytest.mark.in_process
 ROW = ROWS["qwen2_vl"]
@@ -165,9 +169,69 @@ def test_a_failure_leaves_the_engine_asleep(
             with pytest.raises(InputError) as caught:
                 llm.update_weights(update_of(base, changed))
         assert caught.value.info.code == "out_of_memory"
-        assert llm.asleep
+        assert (llm.asleep, llm.weights_version) == (True, 1)
         llm.wake_up()
         assert answers(llm) == expected[1]
+
+
+def test_a_new_process_of_the_engine_has_the_weights_of_all_updates(
+    base: Path, changed: Path, expected: list[Any], tmp_path: Path
+) -> None:
+    """The parent keeps no more than the newest tensors of each name, and lets go of them at the end."""
+    update = [*update_of(base, changed).items()]
+    parts = dict(update[:3]), dict(update[3:])
+    model, _ = ROW.load(base)
+    folder = write(tmp_path / "a", str(base), matrices(model, r"language_model.*q_proj$"))
+    with make_llm(ROW, base, engine_process=True, enable_lora=True) as llm:
+        core, loop = llm.engine.loop.core, llm.engine.loop
+        llm.load_adapter("mine", folder)
+        for part in (*parts, parts[0]):
+            llm.update_weights(part)
+        assert len(list(map(discard, core._updates.messages()))) == 2
+        with pytest.raises(CheckpointError):
+            llm.update_weights({"model.nothing.weight": torch.ones(2)})
+        new = answers(llm, adapter="mine")
+        kill(llm, 1)
+        assert answers(llm) == expected[1] != new == answers(llm, adapter="mine")
+        llm.update_weights(load_file(base / "model.safetensors"))
+        assert len(list(map(discard, core._updates.messages()))) == 1
+        llm.sleep()
+        kill(llm, 2)
+        assert llm.asleep
+        llm.wake_up()
+        assert answers(llm) == expected[0]
+        assert llm.weights_version == 4
+        assert loop.num_deaths == 2
+    assert not core._updates
+
+
+def kill(llm: LLM, restarts: int) -> None:
+    """Kill the engine's process and wait until it was restarted."""
+    os.kill(llm.engine.loop.core.pid, signal.SIGKILL)
+    wait_until(lambda: llm.engine.loop.num_restarts == restarts and not llm.engine.loop.is_restarting)
+
+
+@pytest.mark.parametrize("verb", ["stage_weights", "sleep", "wake_up"])
+def test_a_death_during_an_update_leaves_weights_of_one_version(
+    base: Path, changed: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    with make_llm(ROW, base, engine_process=True) as llm:
+        core = llm.engine.loop.core
+        exchange = core._exchange
+
+        def exchange_with_the_dead(message: Any) -> Any:
+            if verb.encode() in message[0]:
+                monkeypatch.undo()
+                os.kill(core.pid, signal.SIGKILL)
+            return exchange(message)
+
+        monkeypatch.setattr(core, "_exchange", exchange_with_the_dead)
+        with pytest.raises(EngineDeadError):
+            llm.update_weights(update_of(base, changed))
+        wait_until(lambda: llm.engine.loop.num_restarts == 1 and not llm.engine.loop.is_restarting)
+        assert not llm.asleep
+        assert answers(llm) == expected[llm.weights_version]
+        assert llm.weights_version == (verb != "stage_weights")
 
 
 def test_adapters_are_kept(base: Path, changed: Path, tmp_path: Path) -> None:
