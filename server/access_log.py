@@ -7,12 +7,14 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from ..engine.frontend.trace import on_request_end, trace_context
+from .error_shapes import is_anthropic
 from .guard import TENANT, App, Receive, Scope, Send
 from .logs import FIELDS
 from .request_record import RequestRecord, current_record, request_id
 from .tracing import set_trace_context
 
-_ID = b"x-request-id"
+_ID, _ANTHROPIC_ID = b"x-request-id", b"request-id"
+_STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")  # the last one refuses a WebSocket
 _FINGERPRINT = 12  # characters of a tenant's hash
 _MAX_PATH = 200  # characters
 _QUIET = {"/health", "/ready", "/metrics", "/ping", "/load"}  # asked every few seconds; their lines have the level debug
@@ -39,7 +41,7 @@ class AccessLog:
         record = RequestRecord(request_id(ids[0] if len(ids) == 1 else None), method, _printable(scope["path"]))
         tokens = current_record.set(record), on_request_end.set(record.count_tokens), set_trace_context(scope["headers"])
         try:
-            await self._app(scope, _noting_receive(record, receive), _noting_send(record, send))
+            await self._app(scope, _noting_receive(record, receive), _noting_send(record, scope, send))
         finally:
             current_record.reset(tokens[0])
             on_request_end.reset(tokens[1])
@@ -81,12 +83,14 @@ def _noting_receive(record: RequestRecord, receive: Receive) -> Receive:
     return receive_and_note
 
 
-def _noting_send(record: RequestRecord, send: Send) -> Send:
+def _noting_send(record: RequestRecord, scope: Scope, send: Send) -> Send:
+    names = (_ID, _ANTHROPIC_ID) if is_anthropic(scope) else (_ID,)
+
     async def send_and_note(message: MutableMapping[str, Any]) -> None:
         kind = message["type"]
-        if kind in ("http.response.start", "websocket.accept"):
+        if kind in _STARTS:
             record.status, record.first_byte = message.get("status", 101), record.seconds
-            message = {**message, "headers": [*message.get("headers", ()), (_ID, record.id.encode())]}
+            message = {**message, "headers": [*message.get("headers", ()), *((name, record.id.encode()) for name in names)]}
         await send(message)
         record.bytes_out += len(message.get("body") or message.get("bytes") or message.get("text") or b"")
         record.complete |= kind == "http.response.body" and not message.get("more_body", False)

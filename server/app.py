@@ -129,6 +129,7 @@ def make_app(services: Services) -> FastAPI:
     for path, file in (PAGE_FILES | SAMPLE_FILES).items():
         app.add_api_route(path, page_file(file), methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_websocket_route("/v1/realtime", realtime.realtime)
+    app.add_api_websocket_route("/{path:path}", realtime.no_session)
     for kind in (SensoriumError, HttpError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, on_error)
     if not is_fixed:

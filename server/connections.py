@@ -1,9 +1,10 @@
-"""Limits on connections: their number, and the time until a request's header is complete."""
+"""Limits on connections, and what gets an answer before there is a request for the application."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -12,8 +13,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .config import ServerConfig
 from .errors import HttpError, error_response
 from .guard import CONNECTION, has_two_lengths
-
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class LimitedConnection(H11Protocol):  # type: ignore[misc]
@@ -29,8 +28,8 @@ class LimitedConnection(H11Protocol):  # type: ignore[misc]
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
-            transport.write(_FULL)
-            transport.close()
+            reason = f"the server has {self.limits.max_connections} open connections (max_connections); try again later"
+            self._refuse(HttpError(503, reason, "overloaded"))
         else:
             self._limit_header()
 
@@ -61,14 +60,26 @@ class LimitedConnection(H11Protocol):  # type: ignore[misc]
         self._stop_timer()
         super().connection_lost(error)
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        if _is_handshake(event):
+            super().handle_websocket_upgrade(event)
+        else:  # uvicorn would answer in plain text
+            self.on_malformed()
+            reason = "the request is no valid handshake of a WebSocket (RFC 6455); send it again with a correct header"
+            self._refuse(HttpError(400, reason, "invalid_http"))
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP with an error object, and close the connection."""
         self.on_malformed()
         reason = "the request is not valid HTTP/1.1; send it again with a correct header and body"
-        response = error_response(HttpError(400, reason, "invalid_http"))
+        self._refuse(HttpError(400, reason, "invalid_http"))
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer with an error object before there is a request for the application, and close the connection."""
+        response = error_response(error)
         headers = [*response.raw_headers, (b"connection", b"close")]
         for event in (
-            h11.Response(status_code=400, headers=headers),
+            h11.Response(status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase),
             h11.Data(data=bytes(response.body)),
             h11.EndOfMessage(),
         ):
@@ -90,6 +101,16 @@ class LimitedConnection(H11Protocol):  # type: ignore[misc]
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _is_handshake(event: h11.Request) -> bool:
+    from websockets.datastructures import Headers
+    from websockets.http11 import Request
+    from websockets.server import ServerProtocol
+
+    headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
+    answer = ServerProtocol().accept(Request(event.target.decode("latin-1"), headers))
+    return event.method == b"GET" and answer.status_code == 101
 
 
 def connection_class(limits: ServerConfig, on_malformed: Callable[[], object] = lambda: None) -> type[LimitedConnection]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
+from .request_record import current_record
+
 _ANTHROPIC = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -39,11 +41,12 @@ def anthropic_body(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return Anthropic's error object for OpenAI's. Agents know by its first words that a prompt is too long."""
     error = body["error"]
     kind = _ANTHROPIC.get(status, _ANTHROPIC[400] if status < 500 else "api_error")
+    record = current_record.get()
     message = f"prompt is too long: {error['message']}" if error["code"] == "too_long" else error["message"]
     return {
         "type": "error",
         "error": {"type": kind, "message": _with_param(message, error["param"]), "code": error["code"]},
-        "request_id": None,
+        "request_id": None if record is None else record.id,
     }
 
 

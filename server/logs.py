@@ -16,8 +16,11 @@ FIELDS = "fields"
 _PACKAGE = __name__.partition(".")[0]
 _LOGGERS = (_PACKAGE, "uvicorn.error")
 
-_COUNTED = ("Invalid HTTP request received.", "Unsupported upgrade request.")
-"""Messages of uvicorn that anyone can cause as often as they like; a metric counts them instead."""
+_COUNTED = (
+    *("Invalid HTTP request received.", "Unsupported upgrade request."),
+    "ASGI callable returned without completing handshake.",  # of a refused WebSocket
+)
+"""Messages of uvicorn that anyone can cause as often as they like; a metric or the access log has them instead."""
 
 
 class TextFormatter(logging.Formatter):

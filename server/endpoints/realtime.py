@@ -64,6 +64,12 @@ async def realtime(websocket: WebSocket) -> None:
         services.realtime_sessions -= 1
 
 
+async def no_session(websocket: WebSocket) -> None:
+    """Refuse the WebSocket of any other path."""
+    reason = f"there is no WebSocket {short_repr(websocket.scope['path'], 100)}; open /v1/realtime"
+    await websocket.send_denial_response(error_response(HttpError(404, reason, "not_found")))
+
+
 async def _serve(websocket: WebSocket, server: Server) -> None:
     try:
         session = RealtimeSession(websocket, server, websocket.scope[TENANT])

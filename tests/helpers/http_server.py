@@ -18,7 +18,7 @@ from sensorium import AsyncLLM
 from sensorium.engine.llm import LLM
 from sensorium.server.app import make_app
 from sensorium.server.config import ServerConfig
-from sensorium.server.connections import connection_class
+from sensorium.server.connections import LimitedConnection, connection_class
 from sensorium.server.loader import make_services
 from sensorium.server.state import Server, Services
 from sensorium.server.store import Store
@@ -80,10 +80,10 @@ def serving_models(config: ServerConfig, **options: Any) -> Iterator[tuple[str, 
 
 
 @contextmanager
-def listening(served: Server | Services) -> Iterator[str]:
-    """Serve on a free port, and yield the URL."""
+def listening(served: Server | Services, http: type[LimitedConnection] | None = None) -> Iterator[str]:
+    """Serve on a free port, and yield the URL. `http`: the protocol, if it is another one than the configuration's."""
     services = served.services if isinstance(served, Server) else served
-    options = {"http": connection_class(services.config), "log_level": "error"}
+    options: dict[str, Any] = {"http": http or connection_class(services.config), "log_level": "error"}
     running = uvicorn.Server(uvicorn.Config(make_app(services), host="127.0.0.1", port=0, **options))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()

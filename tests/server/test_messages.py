@@ -285,9 +285,10 @@ def test_errors_have_the_shape_of_the_api(sdk, http):
     assert caught.value.body["error"]["type"] == "not_found_error"
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         sdk.messages.create(model="tiny-vl", messages=[{"role": "user", "content": "word " * 3000}], max_tokens=8)
+    assert caught.value.request_id == caught.value.body["request_id"] == caught.value.response.headers["x-request-id"]
     raw = post(http, colour=1)
     assert raw.status_code == 400
-    assert raw.json() == {"type": "error", "request_id": None, "error": {
+    assert raw.json() == {"type": "error", "request_id": raw.headers["request-id"], "error": {
         "type": "invalid_request_error", "code": "unknown_name", "message": raw.json()["error"]["message"]}}  # fmt: skip
     assert raw.json()["error"]["message"].startswith("unknown field 'colour'")
     assert (

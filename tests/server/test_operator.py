@@ -28,6 +28,8 @@ from sensorium.server.request_record import RequestRecord, request_id
 from sensorium.server.run import _run, _stop
 from sensorium.server.state import Server
 from waiting import LONG, wait_until
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 SECRET = "a text that stays private"
 
@@ -144,6 +146,35 @@ def test_the_access_log_says_what_happened_and_nothing_private(tiny, http, caplo
         assert len(text.splitlines()) == len(caplog.records)
         for private in (SECRET, "secret-key", "private", "base64"):
             assert private not in text
+
+
+def test_a_refused_websocket_has_its_status_in_the_log(tiny, caplog):
+    caplog.set_level(logging.INFO, "sensorium.server.access_log")
+    for path, status in ("/v1/realtime", 400), ("/none", 404):
+        with pytest.raises(InvalidStatus) as refused, connect(f"{tiny[0]}{path}".replace("http", "ws")):
+            pass
+        assert refused.value.response.status_code == status
+
+        def lines(path=path):
+            noted = [getattr(record, FIELDS, {}) for record in caplog.records]
+            return [fields for fields in noted if fields.get("path") == path]
+
+        wait_until(lines)
+        (fields,) = lines()
+        assert (fields["path"], fields["status"], fields["outcome"]) == (path, status, "error")
+        assert refused.value.response.headers["x-request-id"] == fields["request_id"]
+
+
+def test_a_refused_websocket_is_no_error_of_the_server(tiny, http, monkeypatch):
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with logging_to_stderr(ServerConfig()):
+        with pytest.raises(InvalidStatus), connect(f"{tiny[0]}/none".replace("http", "ws")):
+            pass
+        http.get("/after")
+        wait_until(lambda: "path=/after" in stderr.getvalue())
+    assert "path=/none" in stderr.getvalue()
+    assert "ERROR" not in stderr.getvalue()
 
 
 def test_http_metrics_have_paths_of_endpoints_only(http):

@@ -25,6 +25,7 @@ from sensorium.engine.worker.model_runner import ModelRunner
 from sensorium.server import app as app_module
 from sensorium.server import large_json
 from sensorium.server.config import ServerConfig
+from sensorium.server.connections import connection_class
 from sensorium.server.guard import _Body
 from sensorium.server.listeners import bind
 from sensorium.server.logs import FIELDS
@@ -87,8 +88,10 @@ def test_the_number_of_connections_is_limited(tiny):
             answer = b""
             while part := refused.recv(1000):
                 answer += part
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"Retry-After: 1" in answer
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1" in head.lower()
+        assert json.loads(body)["error"]["code"] == "overloaded"
         for one in silent:
             one.close()
 
@@ -99,6 +102,41 @@ def test_the_number_of_connections_is_limited(tiny):
                 return False
 
         wait_until(served)
+
+
+HANDSHAKE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "status", "code"),
+    [
+        ("GARBAGE", {}, 400, "invalid_http"),
+        ("GET / HTTP/1.1", {"Content-Length": "-5"}, 400, "invalid_http"),
+        ("GET /v1/realtime HTTP/1.1", {**HANDSHAKE, "Sec-WebSocket-Key": "x"}, 400, "invalid_http"),
+        ("GET /v1/realtime HTTP/1.1", {**HANDSHAKE, "Sec-WebSocket-Version": "12"}, 400, "invalid_http"),
+        ("GET /v1/realtime HTTP/1.1", {**HANDSHAKE, "Sec-WebSocket-Protocol": "a,,;"}, 400, "invalid_http"),
+        ("GET /v1/realtime HTTP/1.1", {"Connection": "Upgrade", "Upgrade": "websocket"}, 400, "invalid_http"),
+        ("POST /v1/realtime HTTP/1.1", {**HANDSHAKE, "Content-Length": "0"}, 400, "invalid_http"),
+        ("GET /v1/chat/completions HTTP/1.1", HANDSHAKE, 404, "not_found"),
+        ("GET /v1/realtime HTTP/1.1", HANDSHAKE, 400, "invalid_config"),
+    ],
+)
+def test_what_is_no_request_gets_an_error_object(tiny, start, changes, status, code):
+    lines = [start, *(f"{name}: {value}" for name, value in {"Host": "localhost", **changes}.items())]
+    malformed = []
+    http = connection_class(ServerConfig(), lambda: malformed.append(1))
+    with listening(tiny[1], http) as url, connect(url) as connection, connection.makefile("rb") as stream:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        head, _, body = stream.read().partition(b"\r\n\r\n")  # until the connection is closed
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"content-type: application/json" in head.lower()
+    assert json.loads(body)["error"]["code"] == code
+    assert len(malformed) == (code == "invalid_http")
 
 
 @pytest.mark.parametrize("streams", [False, True])
