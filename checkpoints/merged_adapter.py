@@ -30,9 +30,9 @@ _TASK = re.compile(r"(.+\.lora_[AB](?:\.default)?)\.([^.]+)\.weight")
 _PACKED = re.compile(r"\.(qweight|weight_packed|qzeros|scales|weight_scale|weight_scale_inv|weight_shape|g_idx)$")
 """Tensors that quantised checkpoints have in the place of a weight, or beside it."""
 _UNKNOWN = re.compile(r"lora_|trainable_tokens|token_adapter")
-ONLY_LINEAR = (
-    "and not only linear layers of decoder, encoders and connectors outside experts, which is not supported for adapters per "
-    "request; merge it into the model"
+ONLY_LAYERS = (
+    "and not only linear layers outside experts, norms of whole rows, token embeddings and the head, which is not supported "
+    "for adapters per request; merge it into the model"
 )
 _EMBEDDING = "language_model.embed_tokens.weight"
 _OF_DECODER = re.compile(r"(?:(?:model|language_model|text_model|llm|thinker)\.)*((?:layers|embed_tokens|norm)\..+)")
@@ -75,6 +75,22 @@ class LowRankPair:
     magnitude: Tensor | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class ReplacedWeight:
+    """A tensor of an adapter that replaces one of the base model.
+
+    Args:
+        module: its name in the adapter.
+        stored: the stored name of the base model's tensor.
+        is_base: the adapter says that it is the base model's own, which peft stores beside pairs of tables.
+    """
+
+    module: str
+    stored: str
+    tensor: Tensor
+    is_base: bool
+
+
 class MergedAdapter:
     """An adapter: weights become `W + B A * scale`, and modules of `modules_to_save` are replaced.
 
@@ -102,7 +118,7 @@ class MergedAdapter:
         self._replaced: dict[str, tuple[str, Tensor]] = {}  # key -> name, tensor
         self._pairs: dict[str, tuple[str, dict[str, Tensor]]] = {}  # key -> module, matrices
         self._magnitudes: dict[str, tuple[str, Tensor]] = {}  # key -> name, and the lengths of the changed weight's rows
-        self._embeddings = set[str]()
+        self._embeddings, self._base_layers = set[str](), set[str]()
         self._spellings: dict[str, str] = {}  # another key of a tensor of the decoder -> the key in the adapter
         for name, tensor in tensors:
             path = _WRAPPERS.sub("", name.removeprefix(_PREFIX).replace(_COMPILED, ""))
@@ -113,7 +129,9 @@ class MergedAdapter:
             if matrix is None:
                 if _UNKNOWN.search(path):
                     raise CheckpointError(f"the adapter holds {name}, which is not supported; merge it into the model")
-                self._replaced[self._adapter_key(path)] = path, tensor
+                key = self._adapter_key(path)
+                self._replaced[key] = path, tensor
+                self._base_layers |= {key} if ".base_layer." in name else set()
                 continue
             module, embedding, letter, *_ = matrix.groups()
             key = self._adapter_key(f"{module}.weight")
@@ -176,7 +194,7 @@ class MergedAdapter:
         keys = {self._stored_key(name): name for name in stored}
         packed = {self._stored_key(weight_of(name)) for name in stored if _PACKED.search(name)}
         for key, (module, _) in self._pairs.items():
-            base = stored.get(keys.get(key, ""))
+            base = self._replaced[key][1] if key in self._replaced else stored.get(keys.get(key, ""))
             if base is None and key not in packed:
                 raise CheckpointError(
                     f"the adapter changes {module}, and the base model has no such module; give the base model that it was "
@@ -200,23 +218,25 @@ class MergedAdapter:
     def pairs(self, stored: Collection[str]) -> Iterator[LowRankPair]:
         """Yield the adapter's pairs, for weights that stay as they are. `stored`: the base model's tensors.
 
+        A pair of a table of embeddings is that of its weight `[vocab, dim]`.
+
         Raises:
-            CheckpointError: the base model lacks a weight that a pair changes, or the adapter holds more than pairs.
+            CheckpointError: the base model lacks a weight that a pair changes.
         """
-        surplus = next((name for name, _ in self._replaced.values()), None)
-        surplus = surplus or next((self._pairs[key][0] for key in self._embeddings), None)
-        if surplus is not None:
-            raise CheckpointError(f"the adapter changes {surplus} {ONLY_LINEAR}")
         names = {self._stored_key(name): name for name in map(weight_of, stored)}
         for key, (module, matrices) in self._pairs.items():
-            if key not in names:
-                raise CheckpointError(
-                    f"the adapter changes {module}, and the base model has no such module; give an adapter of this model"
-                )
             down, up = (matrices[letter].flatten(1) for letter in "AB")
+            if key in self._embeddings:
+                down, up = up.T, down.T
             _, magnitude = self._magnitudes.get(key, ("", None))
             flat = None if magnitude is None else magnitude.flatten()
-            yield LowRankPair(module, names[key], down, up, self._scale(module, len(down)), flat)
+            yield LowRankPair(module, _found(module, key, names), down, up, self._scale(module, len(down)), flat)
+
+    def replaced(self, stored: Collection[str]) -> Iterator[ReplacedWeight]:
+        """Yield the tensors that replace those of the base model. `stored`, errors: as in `pairs`."""
+        names = {self._stored_key(name): name for name in map(weight_of, stored)}
+        for key, (name, tensor) in self._replaced.items():
+            yield ReplacedWeight(name, _found(name, key, names), tensor, key in self._base_layers)
 
     def _scale(self, module: str, rank: int) -> float:
         alpha = next((alpha for pattern, alpha in self._alphas if pattern.match(module)), self._config["lora_alpha"])
@@ -237,9 +257,8 @@ class MergedAdapter:
             key = self._stored_key(name)
             if key in self._replaced:
                 left.pop(key, None)
-                yield name, self._replaced[key][1]
-            else:
-                yield name, self._changed(key, tensor) if key in self._pairs else tensor
+                tensor = self._replaced[key][1]
+            yield name, self._changed(key, tensor) if key in self._pairs else tensor
         yield from left.values()
 
     def _changed(self, key: str, weight: Tensor) -> Tensor:
@@ -262,3 +281,11 @@ class MergedAdapter:
             return changed
         _, magnitude = self._magnitudes[key]
         return changed.mul_((magnitude.float().flatten()[rows] / changed.norm(dim=1))[:, None])
+
+
+def _found(module: str, key: str, names: Mapping[str, str]) -> str:
+    if key not in names:
+        raise CheckpointError(
+            f"the adapter changes {module}, and the base model has no such module; give an adapter of this model"
+        )
+    return names[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -172,6 +172,10 @@ class EngineConfig:
         enable_lora: requests may choose adapters (docs/adapters.md).
         max_loras: adapters of the largest rank for which memory is planned. Smaller ones take less, so that more of them fit.
         max_lora_rank: largest rank of an adapter of requests.
+        lora_resolvers: where adapters are looked for whose names are not loaded, in order: a folder of adapters, "hub:PATTERN"
+            for names on the Hub that match (as in "hub:my-org/*"), or a function of the entry point group
+            sensorium.lora_resolvers.
+        default_mm_loras: by modality, the folder of the adapter of prompts with such items that name no adapter.
         warm_up: after loading, run a small item of each modality through the encoder (on a CPU if it has few patches). A thread
             also imports and runs the media processing, so that the first item of a request delays no other request.
         load_talker: also load the part of the model that speaks, for `LLM.speak`. It stays in this process.
@@ -246,6 +250,8 @@ class EngineConfig:
     enable_lora: bool = False
     max_loras: int = 8
     max_lora_rank: int = 16
+    lora_resolvers: Sequence[str] = ()
+    default_mm_loras: Mapping[str, str] = field(default_factory=dict)
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -294,6 +300,7 @@ class EngineConfig:
                 object.__setattr__(self, name, _expand_folder(name, getattr(self, name)))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise _error("seed", self.seed, "must be an integer")
+        self._check_adapters()
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "hf_overrides", "override_generation_config"):
             if not isinstance(getattr(self, name), Mapping) and not (name == "hf_overrides" and callable(self.hf_overrides)):
                 raise _error(name, getattr(self, name), "must be a mapping")
@@ -301,6 +308,21 @@ class EngineConfig:
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
                 raise _error(f"limit_mm_per_prompt[{modality!r}]", limit, "must be an integer, 0 or above")
+
+    def _check_adapters(self) -> None:
+        """Raise ConfigError for wrong values of the options on adapters of requests."""
+        resolvers, defaults = self.lora_resolvers, self.default_mm_loras
+        resolvers = (resolvers,) if isinstance(resolvers, str) else resolvers
+        if not isinstance(resolvers, list | tuple) or not all(isinstance(source, str) and source for source in resolvers):
+            raise _error("lora_resolvers", resolvers, "must be a list of folders, hub:PATTERN or names of resolvers")
+        object.__setattr__(self, "lora_resolvers", tuple(resolvers))
+        is_mapping = isinstance(defaults, Mapping)
+        if not is_mapping or not all(isinstance(path, str | os.PathLike) and os.fspath(path) for path in defaults.values()):
+            raise _error("default_mm_loras", defaults, "must be an object of modalities and folders")
+        object.__setattr__(self, "default_mm_loras", {name: os.fspath(path) for name, path in defaults.items()})
+        for name in ("lora_resolvers", "default_mm_loras"):
+            if getattr(self, name) and not self.enable_lora:
+                raise _error(name, getattr(self, name), "needs <<enable_lora=>>True")
 
     def _check_numbers(self) -> None:
         """Raise ConfigError for a fraction, a number of seconds or of restarts that is out of range."""

@@ -57,6 +57,7 @@ from .setup.doctor import explain
 from .setup.hub import find_model
 from .setup.implementation import resolve_architecture
 from .setup.loader import load_core
+from .setup.lora_resolvers import check_default_adapters, make_resolvers
 from .setup.memory_plan import MemoryPlan
 from .setup.resolve import load_processing
 from .setup.talker import load_talker
@@ -134,7 +135,9 @@ class Engine(NotPicklable):
         self.inputs = InputProcessor(info, self.tokenizer, settings, self.max_model_len, options)
         loop = (self.config.seed, self.config.media_workers, self.config.sampling_limits)
         self.loop = EngineLoop(core, self.tokenizer, self.eos_token_ids, *loop)
-        self.adapters = RequestAdapters(self.loop)
+        check_default_adapters(self.config, info.modalities)
+        resolvers = make_resolvers(self.config)
+        self.adapters = RequestAdapters(self.loop, self.tokenizer.token_to_id, resolvers, self.config.default_mm_loras)
         if self.config.warm_up:
             self.inputs.media.warm_up([modality for modality in info.modalities if self.config.encodes(modality)])
         self._observe(metrics, tracing)
@@ -373,7 +376,9 @@ class Engine(NotPicklable):
         prepare = partial(inputs.parse, prompt) if chat is None else partial(inputs.parse_chat, prompt, *chat)
         has_files, salt = chat is not None and holds_files(prompt), find_salt(prompt if chat is None else chat[1])
         request = RequestInput(partial(prepare, reserve), params, priority, request_id, has_files=has_files, salt=salt)
-        return RequestHandle(request if adapter is None else replace(request, adapter=self.adapters.lease(adapter)))
+        if adapter is None:
+            return RequestHandle(replace(request, default_adapter=self.adapters.default))
+        return RequestHandle(replace(request, adapter=self.adapters.lease(adapter)))
 
     def _reserve(self, params: SamplingParams) -> int:
         """Return how many tokens `fit="context"` leaves for the answer: max_tokens, at most a quarter of the context."""

@@ -6,9 +6,10 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-from ..callers.errors import InputError, short_repr
+from ..callers.errors import InputError, hint, short_repr
 from ..callers.pacing import releasing_gil
 from ..mm.cache import CacheStats
 from ..mm.types import ItemPlan
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ..processors.interface import SupportsTranscription
     from .option_types import ChatOptions, LLMOptions, VllmArguments
 
+_RPC_METHODS = ("load_weights", "update_weights", "reload_weights")
 _GENERATE = ("prompts", "sampling_params", "use_tqdm", "priority", "on_error", "adapter")
 
 
@@ -310,6 +312,28 @@ class LLM(NotPicklable):
             EngineDeadError: the engine's process has died meanwhile.
         """
         return self.engine.update_weights(weights, mode)
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[Any]:
+        """Call a method as trainers call it in vLLM's workers. Return its result in a list, as of one worker.
+
+        Args:
+            method: "load_weights" or "update_weights" (`update_weights(*args, **kwargs)`), or "reload_weights", which does
+                nothing, because `wake_up` reads the weights.
+            timeout: has no effect.
+
+        Raises:
+            InputError: another method, or see `update_weights`.
+        """
+        if method not in _RPC_METHODS:
+            raise InputError(f"<<param=>>{short_repr(method)} is unknown; {hint(str(method), _RPC_METHODS)}",
+                             code="unknown_name", param="method", value=short_repr(method))  # fmt: skip
+        return [None if method == "reload_weights" else self.update_weights(*args, **kwargs)]
 
     @property
     def weights_version(self) -> int:

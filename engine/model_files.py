@@ -22,7 +22,7 @@ from ..checkpoints.files import open_regular, read_json
 from ..checkpoints.folder import WEIGHTS_END, CheckpointFolder
 from ..checkpoints.gguf.reader import SUFFIX
 from ..checkpoints.gguf.tensors import hub_config
-from ..checkpoints.weight_files import ADAPTER_WEIGHTS, read_headers
+from ..checkpoints.weight_files import ADAPTER_WEIGHTS, file_headers, read_headers
 from ..kernels.dispatch import multiplies_fast
 from ..mm.hashing import digest
 from ..models.layers.vector_head import VECTOR_HEAD
@@ -40,6 +40,7 @@ from ..processors.sentence_transformers import (
 SHIPPED = ("tiny-vl", "tiny-asr")
 """Names of the models in the package's assets."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_TABLE = re.compile(r"\bembed_tokens(\.base_layer|\.modules_to_save(\.default)?)?\.weight$")
 TASK_ADAPTERS = "adapters"  # folder of jina-embeddings-v4
 JSON_FILES = (
     "config.json",
@@ -221,6 +222,8 @@ def load_model_files(
         raise ConfigError(f"{path} has {what}; it is not a checkpoint in the Hub's layout{near and f'; {near}'}")
     overridden = translate_architecture(_override(config, hf_overrides), config)
     config, external = _find_parts(path, unnest(overridden))
+    if adapter is not None:
+        config = _with_vocabulary(config, Path(adapter))
     check_parts(config)
     modes = read_pooling_modes(checkpoint.json(POOLING)) if vector_settings is None else vector_settings.pooling
     if modes:
@@ -240,6 +243,22 @@ def load_model_files(
     code = next(iter(remote_code), "")
     merged = None if adapter is None else Path(adapter)
     return ModelFiles(path, config, generation, processors, fingerprint, code, merged, external, vector_settings)
+
+
+def _with_vocabulary(config: dict[str, Any], adapter: Path) -> dict[str, Any]:
+    """Return a config with the number of token embeddings that an adapter with other tokens has."""
+    file, text = adapter / ADAPTER_WEIGHTS, get_text_config(config)
+    headers = file_headers(file) if file.is_file() else {}
+    tables = (tensor.shape[0] for name, tensor in headers.items() if _TABLE.search(name) and tensor.ndim == 2)
+    rows = next(tables, text.get("vocab_size"))
+    if rows == text.get("vocab_size"):
+        return config
+
+    def changed(part: Mapping[str, Any]) -> dict[str, Any]:
+        nested = {key: changed(value) for key, value in part.items() if isinstance(value, Mapping)}
+        return {**part, **nested, **({"vocab_size": rows} if part is text else {})}
+
+    return changed(config)
 
 
 def _vector_weights(settings: SentenceTransformersConfig) -> Iterator[ExternalWeights]:

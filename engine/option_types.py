@@ -221,6 +221,8 @@ class EngineOptions(VllmEngineArgs, total=False):
     enable_lora: bool | None
     max_loras: int | None
     max_lora_rank: int | None
+    lora_resolvers: Sequence[str] | None
+    default_mm_loras: Mapping[str, str] | None
     hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None
     override_generation_config: Mapping[str, Any] | None
 

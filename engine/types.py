@@ -177,12 +177,14 @@ class LoadedAdapter:
         rank: its largest rank.
         encoder_identity: `MultiModalFeature.adapter` of items of these requests: a digest of the part that changes encoders
             and connectors, "" if there is none.
+        changes_embeddings: it changes token embeddings.
     """
 
     identity: str
     num_bytes: int
     rank: int
     encoder_identity: str = ""
+    changes_embeddings: bool = False
 
 
 @dataclass(frozen=True)

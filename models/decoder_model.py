@@ -37,6 +37,7 @@ TEXT_PREFIXES = (
 )
 """Name prefixes of decoder and head in multimodal checkpoints of transformers 5 and 4."""
 _HEAD = "head.lm_head."
+_HEADS = ("head", "classifier")
 _MTP = ("mtp.", "model.mtp", "language_model.mtp")  # prefixes of tensors for multi-token prediction
 _on_meta = ContextVar("sensorium_decoder_on_meta", default=False)
 
@@ -115,9 +116,19 @@ class DecoderModel(nn.Module):
         )
 
     @property
+    def decoder_parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """See SupportsAdapters."""
+        return (("language_model", module) for module in (self.language_model,) if module is not None)
+
+    @property
+    def head_parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """See SupportsAdapters."""
+        return ((name, module) for name, module in self.named_children() if name in _HEADS)
+
+    @property
     def encoder_parts(self) -> Iterator[tuple[str, nn.Module]]:
         """Names and modules of encoders and connectors: no other method than `embed_multimodal` runs their layers."""
-        others = (*self.text_parts, "vector_head", "mtp_layers")
+        others = (*self.text_parts, *_HEADS, "vector_head", "mtp_layers")
         return ((name, module) for name, module in self.named_children() if name not in others)
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..kernels.kv_quant import bytes_per_head
 from ..kernels.metadata import AttentionMetadata
@@ -150,6 +150,36 @@ class ForwardBatch:
     token_types: Tensor | None = None
     captures: Sequence[AttentionCapture] = ()
     hidden_captures: Sequence[HiddenCapture] = ()
+
+
+@runtime_checkable
+class SupportsAdapters(Protocol):
+    """A model whose requests may choose adapters (`request_adapters.AdaptedLayers`).
+
+    Attributes:
+        decoder_parts: names and modules whose layers get the rows of a step.
+        head_parts: those that get the rows from which logits or classes are computed.
+        encoder_parts: those that only `embed_multimodal` runs.
+        request_adapters: see `request_adapters.adapted_layers`.
+        The others are those of Model.
+    """
+
+    adapters: Sequence[str]
+    prefixes: Sequence[tuple[str, str]]
+    request_adapters: object | None
+
+    @property
+    def decoder_parts(self) -> Iterable[tuple[str, nn.Module]]: ...
+
+    @property
+    def head_parts(self) -> Iterable[tuple[str, nn.Module]]: ...
+
+    @property
+    def encoder_parts(self) -> Iterable[tuple[str, nn.Module]]: ...
+
+    def is_unused(self, name: str) -> bool: ...
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]: ...
 
 
 @runtime_checkable

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Unpack
 
-from ..callers.errors import InputError
 from ..engine import async_llm, llm
 from ..engine.frontend.arguments import Messages, as_prompts
 from ..engine.pooling_params import PoolingParams
@@ -32,7 +31,7 @@ from .speech.live_session import LiveAudio, LiveStream, stream_events
 from .speech.options import FileOptions, LiveOptions
 from .transcribe import Transcript, transcribe_tasks
 from .validation import read_options
-from .with_adapter import take_adapters, with_adapters
+from .with_adapter import one_adapter, take_adapters, with_adapters
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -159,9 +158,10 @@ class LLM(llm.LLM):
 
         Args:
             rate: hertz of the samples; None: the model's.
-            options: see `pipelines.speech.options.LiveOptions`.
+            options: see `pipelines.speech.options.LiveOptions`; and `adapter`, as in `generate`.
         """
-        return LiveAudio(LiveStream(AsyncLLM(self), read_options(LiveOptions, {"rate": rate, **options})))
+        adapter = one_adapter(self.engine, **take_adapters(options))
+        return LiveAudio(LiveStream(AsyncLLM(self), read_options(LiveOptions, {"rate": rate, **options}), adapter))
 
     def embed(self, inputs: object, use_tqdm: ShowProgress = True, **options: Unpack[EmbedKeywords]) -> list[Embedding]:
         """Embed one text, image or video, or a list of them; see `pipelines.embed.EmbedOptions` for the options."""
@@ -197,13 +197,15 @@ class LLM(llm.LLM):
             output_dir: folder in which the pages' records are kept, and a file for each document is written.
             output_format: of these files: "md", "json", "txt", "html", "csv", "docling", "hocr", "alto" or "pdf".
             resume: go on with the records in `output_dir`.
-            options: see `pipelines.documents.options.ReadOptions`.
+            options: see `pipelines.documents.options.ReadOptions`; and `adapter`, one for all pages.
         """
         from .documents.api import read_files
         from .documents.options import OutputOptions, ReadOptions
 
+        adapter = one_adapter(self.engine, **take_adapters(options))
         settings = read_options(ReadOptions, options, "files", "output_dir", "output_format", "resume")
-        return read_files(self.engine, files, settings, OutputOptions(output_dir, output_format, resume), use_tqdm)
+        output = OutputOptions(output_dir, output_format, resume)
+        return read_files(self.engine, files, settings, output, use_tqdm, adapter)
 
     def ocr(self, images: object, use_tqdm: ShowProgress = True, **options: Unpack[OcrKeywords]) -> list[Page]:
         """Read the text of one image, PDF or folder, or a list of them; see `pipelines.ocr.OcrOptions` for the options."""
@@ -269,7 +271,8 @@ class AsyncLLM(async_llm.AsyncLLM):
         Args:
             samples, rate, options: blocks as in `LiveAudio.push`, and the arguments of `LLM.live_audio`.
         """
-        return stream_events(self, samples, read_options(LiveOptions, {"rate": rate, **options}))
+        adapter = one_adapter(self.engine, **take_adapters(options))
+        return stream_events(self, samples, read_options(LiveOptions, {"rate": rate, **options}), adapter)
 
     async def speak(
         self,
@@ -349,9 +352,10 @@ class AsyncLLM(async_llm.AsyncLLM):
         from .documents.api import read_files_async
         from .documents.options import OutputOptions, ReadOptions
 
+        adapter = one_adapter(self.engine, **take_adapters(options))
         settings = read_options(ReadOptions, options, "files", "output_dir", "output_format", "resume", "on_page")
         output = OutputOptions(output_dir, output_format, resume)
-        return await read_files_async(self, self._documents, files, settings, output, on_page)
+        return await read_files_async(self, self._documents, files, settings, output, on_page, adapter)
 
     async def ocr(self, images: object, **options: Unpack[OcrKeywords]) -> list[Page]:
         """`LLM.ocr` as a coroutine. Folders are listed and PDFs are opened in a thread."""
@@ -368,12 +372,9 @@ def scoring(
     engine: Engine, query: object, documents: object, options: ScoreKeywords
 ) -> tuple[list[Task[Embedding]], list[Task[Score]]]:
     """Return the tasks of `score`. Raise InputError for several adapters: vectors of different ones cannot be compared."""
-    adapters = take_adapters(options)
-    for name, choice in adapters.items():
-        if isinstance(choice, list | tuple):
-            raise InputError("score takes one <<param>> for all queries and documents", code="invalid_value", param=name)
+    adapter = one_adapter(engine, **take_adapters(options))
     queries, tasks = score_tasks(engine, query, documents, read_options(ScoreOptions, options))
-    return with_adapters(engine, queries, **adapters), with_adapters(engine, tasks, **adapters)
+    return with_adapters(engine, queries, adapter), with_adapters(engine, tasks, adapter)
 
 
 AsyncLLMEngine = AsyncLLM  # vLLM's older name

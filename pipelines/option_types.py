@@ -33,7 +33,7 @@ class OcrKeywords(AdapterKeywords, total=False):
     cache_salt: str | None
 
 
-class ReadKeywords(TypedDict, total=False):
+class ReadKeywords(AdapterKeywords, total=False):
     """See `documents.options.ReadOptions`."""
 
     pages: str | None
@@ -107,7 +107,7 @@ class TranscribeKeywords(SpeechKeywords, AdapterKeywords, total=False):
     on_segments: Callable[[int, tuple[Segment, ...]], None] | None
 
 
-class LiveKeywords(SpeechKeywords, total=False):
+class LiveKeywords(SpeechKeywords, AdapterKeywords, total=False):
     """See `speech.options.LiveOptions`."""
 
     language: str | None

@@ -8,6 +8,7 @@ from functools import partial
 from types import coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..callers.errors import InputError
 from ..engine.frontend.adapters import AdapterChoice, as_adapters
 from ..engine.frontend.request_handle import RequestHandle
 from .run import Group, Task
@@ -44,6 +45,16 @@ def with_adapters(
     engine.adapters.check(choices)
     pairs = zip(tasks, choices, strict=True)
     return [task if choice is None else partial(_run, engine, task, choice) for task, choice in pairs]
+
+
+def one_adapter(engine: Engine, adapter: object = None, lora_request: object = None) -> AdapterChoice:
+    """Return the adapter of a call that takes one for all its requests. Raise InputError as `with_adapters` does."""
+    for name, choice in (("adapter", adapter), ("lora_request", lora_request)):
+        if isinstance(choice, list | tuple):
+            raise InputError("this call takes one <<param>> for all its requests", code="invalid_value", param=name)
+    (chosen,) = as_adapters(adapter, lora_request, 1)
+    engine.adapters.check([chosen])
+    return chosen  # type: ignore[no-any-return]
 
 
 @coroutine

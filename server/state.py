@@ -203,9 +203,13 @@ class Server:
         return messages
 
     def adapter_of(self, name: str | None) -> str | None:
-        """Return the adapter that a request names as its model, or None. Raise HttpError if it names another model."""
+        """Return the adapter that a request names as its model, or None. Raise HttpError if it names another model.
+
+        With `lora_resolvers`, an unknown name may be that of an adapter, which the engine looks for.
+        """
         is_own = name is None or name in self.names
-        if not is_own and self.services.pool.find(name) is not self.services.pool.find(self.name):
+        may_resolve = self.engine.adapters.resolves_names and self.services.pool.owner(name or "") is None
+        if not is_own and not may_resolve and self.services.pool.find(name) is not self.services.pool.find(self.name):
             raise HttpError(404, f"this request goes to the model {short_repr(self.name)}", "model_not_found", "model")
         if (record := current_record.get()) is not None:
             record.model = self.name if is_own else name
@@ -226,12 +230,6 @@ class Server:
                     raise
                 _log.warning("the adapter %s is removed, because it cannot be loaded again: %s", name, error)
                 adapters.pop(name, None)
-
-    def check_model(self, name: str | None) -> None:
-        """Raise HttpError if a request names another model, or an adapter, which its endpoint does not take."""
-        if self.adapter_of(name) is not None:
-            reason = f"{short_repr(name)} is an adapter, which this endpoint does not take; name {short_repr(self.name)}"
-            raise HttpError(400, reason, "unsupported", "model")
 
 
 def services_of(request: HTTPConnection) -> Services:

@@ -6,14 +6,16 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from ...callers.errors import InputError, check_utf8, hint, short_repr, typed
+from ...callers.errors import CheckpointError, InputError, check_utf8, hint, short_repr, typed
+from ...checkpoints.files import read_json
 from ..lora_request import LoRARequest
 from ..types import LoadedAdapter
 from .engine_loop import EngineLoop
@@ -107,10 +109,22 @@ class RequestAdapters:
     """The names of an engine's adapters. Thread-safe.
 
     A name stands for the content that was read last: requests that run keep what they began with.
+
+    Args:
+        token_to_id: the id of a token of the model, or None.
+        resolvers: return the folder of an adapter whose name is not loaded, or None. They may take as long as a download.
+        default_folders: by modality, the adapter of prompts with such items that name no adapter.
     """
 
-    def __init__(self, engine_loop: EngineLoop) -> None:
-        self._loop, self._clock = engine_loop, count()
+    def __init__(
+        self,
+        engine_loop: EngineLoop,
+        token_to_id: Callable[[str], int | None],
+        resolvers: Sequence[Callable[[str], Path | None]] = (),
+        default_folders: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._loop, self._clock, self._token_to_id = engine_loop, count(), token_to_id
+        self._resolvers, self._default_folders = resolvers, default_folders
         self._lock = threading.Lock()  # guards entries and leases; never held while an adapter is read
         self._reading = threading.Lock()  # held while one is read
         self._entries: dict[str, _NamedAdapter] = {}
@@ -152,7 +166,9 @@ class RequestAdapters:
         """Raise InputError for a choice of another type and for an unknown name. Folders are not read."""
         for choice in {id(choice): choice for choice in choices}.values():
             name, folder = _parts(choice) if choice is not None else ("", "")
-            if folder is None:
+            if folder is None and self._resolvers:
+                check_name(name)
+            elif folder is None:
                 with self._lock:
                     self._entry(name)
 
@@ -168,6 +184,8 @@ class RequestAdapters:
         name, folder = _parts(choice)
         again = isinstance(choice, LoRARequest) and choice.load_inplace
         with self._lock:
+            if folder is None and self._resolvers and name not in self._entries:
+                return AdapterLease(partial(self._resolve_for, name=check_name(name)))
             entry = self._entry(name) if folder is None else self._entries.get(name)
             path = folder or (entry.path if entry is not None else "")
             if again or entry is None or entry.resident is None or entry.path != path:
@@ -175,6 +193,36 @@ class RequestAdapters:
             lease = AdapterLease(None)
             self._lend(lease, name, entry)
             return lease
+
+    @property
+    def resolves_names(self) -> bool:
+        """True if names that are not loaded are looked for."""
+        return bool(self._resolvers)
+
+    @property
+    def default(self) -> Callable[[Collection[str]], AdapterLease | None] | None:
+        """Return a function from the modalities of a prompt that names no adapter to its adapter; None without defaults."""
+        return self._default if self._default_folders else None
+
+    def _default(self, modalities: Collection[str]) -> AdapterLease | None:
+        """Return the lease of the only default among these modalities; of several, none is chosen, as in vLLM."""
+        chosen = [name for name in self._default_folders if name in modalities]
+        if len(chosen) != 1:
+            return None
+        return self.lease(LoRARequest(f"default:{chosen[0]}", 0, self._default_folders[chosen[0]]))
+
+    def _resolve_for(self, lease: AdapterLease, *, name: str) -> None:
+        """Look for an adapter by its name, and read it under this name.
+
+        Raises:
+            InputError: no resolver has it.
+            HubError, CheckpointError: it cannot be downloaded, or a resolver fails.
+        """
+        folder = next((found for resolver in self._resolvers if (found := resolver(name)) is not None), None)
+        if folder is None:
+            reason = f"no adapter {short_repr(name)} is loaded, and none of <<lora_resolvers>> has one of this name"
+            raise InputError(reason, code="unknown_name", value=short_repr(name), param="adapter")
+        self._read_for(lease, name=name, path=_folder(folder), again=False, names=True)
 
     def _lend(self, lease: AdapterLease, name: str, entry: _NamedAdapter) -> None:
         """Give a request the adapter of an entry that is loaded. The caller holds the lock."""
@@ -221,6 +269,8 @@ class RequestAdapters:
                 if error.info.param != "max_loras" or not self._evict():
                     raise
             else:
+                if resident.loaded.changes_embeddings:
+                    check_added_tokens(Path(folder), self._token_to_id)
                 return resident
 
     def _evict(self) -> bool:
@@ -270,6 +320,19 @@ def check_name(name: object) -> str:
             code="invalid_value", param="name",
         )  # fmt: skip
     return name
+
+
+def check_added_tokens(folder: Path, token_to_id: Callable[[str], int | None]) -> None:
+    """Raise CheckpointError if the tokenizer in an adapter's folder has added tokens that the model's tokenizer lacks."""
+    file = folder / "tokenizer.json"
+    tokens = read_json(file).get("added_tokens") if file.is_file() else None
+    for token in tokens if isinstance(tokens, list) else ():
+        content = token.get("content") if isinstance(token, dict) else None
+        if isinstance(content, str) and token_to_id(content) != token.get("id"):
+            raise CheckpointError(
+                f"the adapter {folder} changes token embeddings, and its tokenizer has the token {short_repr(content)}, which "
+                "the model's lacks: that is not supported for adapters per request; merge it into the model"
+            )
 
 
 def _folder(path: object) -> str:

@@ -65,6 +65,11 @@ class ParsedPrompt:
     fetches: dict[int, Future[Any]] = field(default_factory=dict)
 
     @property
+    def modalities(self) -> frozenset[str]:
+        """Modalities of its items."""
+        return frozenset(source.modality for source in self.sources)
+
+    @property
     def remote(self) -> bool:
         """True if there is anything to download."""
         return any(map(gate.is_remote, self.sources))

@@ -48,6 +48,11 @@ class ProcessedPrompt:
         return sum(num_bytes(feature.kwargs) for feature in self.encoded)
 
     @property
+    def modalities(self) -> frozenset[str]:
+        """Modalities of its items."""
+        return frozenset(feature.modality for feature in self.encoded)
+
+    @property
     def encoded(self) -> tuple[MultiModalFeature, ...]:
         """All features, `cross` included."""
         return (*self.features, *self.cross)

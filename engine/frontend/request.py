@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -86,6 +86,7 @@ class RequestInput:
         pooling, first_tokens: as in `EngineRequest`.
         has_files, salt: as in QueueEntry.
         adapter: the adapter that it chose; None: the base model, or what the model's own rules say.
+        default_adapter: returns the adapter for the modalities of its items, if it chose none.
         read_draft: returns a `draft_text` for parameters without one; runs in a thread of the input queue, and may fail.
     """
 
@@ -100,6 +101,7 @@ class RequestInput:
     salt: str | None = None
     read_draft: Callable[[], str] | None = None
     adapter: Lease | None = None
+    default_adapter: Callable[[Collection[str]], Lease | None] | None = None
 
     def adapted(self, features: Sequence[MultiModalFeature]) -> tuple[MultiModalFeature, ...]:
         """Return features whose encoder rows are those of the request's adapter, if it changes the encoder."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -87,7 +87,13 @@ class RequestHandle:
             self.input.adapter.load()
         self.draft_token_ids = tokenize_draft(self.input, tokenizer)
         self.bad_word_ids = tokenize_bad_words(self.input.params, tokenizer)
-        return self.input.prepare()
+        prompt = self.input.prepare()
+        if self.input.adapter is None and self.input.default_adapter is not None:
+            lease = self.input.default_adapter(prompt.modalities)
+            if lease is not None:
+                self.input = replace(self.input, adapter=lease)
+                lease.load()
+        return prompt
 
     def admit(self, prompt: ProcessedPrompt | Exception) -> None:
         """Tell the loop that the prompt was processed, or why it cannot be served."""

@@ -324,6 +324,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
             sampling_bytes(model.vocab_size, sampled, min(rows, LOGITS_ROWS), dtype, device),
             _pooling_bytes(model, rows, dtype),
         )
+        + _head_adapter_bytes(config, model, step, sampled)
         + config.max_num_seqs * 2 * _pooled_rows(model) * model.hidden_size * 4,  # states of poolings before and after a step
         encoder_step=max(
             (model.encoder_bytes(name, n, step) for name, most in call_rows.items() for n in _worst_counts(most)), default=0
@@ -372,12 +373,20 @@ def adapter_bytes(config: EngineConfig, model: Model) -> int:
 
 def _encoder_adapter_bytes(config: EngineConfig, model: Model, step: StepLimits) -> int:
     layers = adapted_layers(model)
-    return 0 if layers is None else layers.encoder_step_bytes(step, config.max_lora_rank)
+    return 0 if layers is None else layers.step_bytes("encoder", step, config.max_lora_rank)
+
+
+def _head_adapter_bytes(config: EngineConfig, model: Model, step: StepLimits, sampled: int) -> int:
+    layers, rows = adapted_layers(model), min(step.rows, max(sampled, LOGITS_ROWS))
+    return 0 if layers is None else layers.step_bytes("head", replace(step, rows=rows), config.max_lora_rank)
 
 
 def _forward_bytes(config: EngineConfig, model: Model, step: StepLimits) -> int:
     layers = adapted_layers(model)
-    return model.forward_bytes(step) + (0 if layers is None else layers.step_bytes(step, config.max_lora_rank))
+    if layers is None:
+        return model.forward_bytes(step)
+    crossing = layers.step_bytes("cross", replace(step, rows=step.cross_keys or step.keys), config.max_lora_rank)
+    return model.forward_bytes(step) + max(layers.step_bytes("decoder", step, config.max_lora_rank), crossing)
 
 
 def resolve_cache_memory(

@@ -26,7 +26,7 @@ from ...mm.hashing import digest
 from ...models.adapters import attach
 from ...models.decoder_model import TEXT_PREFIXES, DecoderModel, decoder_on_meta
 from ...models.fallback.fallback import Fallback
-from ...models.interface import CacheSpec, Model, SupportsLargeViews, SupportsStreams
+from ...models.interface import CacheSpec, Model, SupportsAdapters, SupportsLargeViews, SupportsStreams
 from ...models.layers.linear import Linear, LmHead, deferred_weights
 from ...models.layers.ranks import Ranks, building_for
 from ...models.packed_cache import restore_packed, save_packed
@@ -168,7 +168,7 @@ class ModelSource:
             model.reads_encoder_rows = True
         if self.config.enable_lora:
             adapters = AdaptedLayers(model, read_headers(self.files.path))
-            cast(DecoderModel, model).request_adapters = adapters
+            cast(SupportsAdapters, model).request_adapters = adapters
         if isinstance(model, SupportsLargeViews) and isinstance(self.info, LimitsViews):
             model.most_patches = self.info.most_patches
         if isinstance(model, SupportsStreams):

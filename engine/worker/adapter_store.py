@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,12 @@ from ...callers.errors import CheckpointError, ConfigError, InputError, is_out_o
 from ...checkpoints.files import read_json
 from ...checkpoints.merged_adapter import MergedAdapter
 from ...checkpoints.weight_files import ADAPTER_WEIGHTS, file_headers, read_file
+from ...models.adapter_packing import ReplacedTensor, ShardPair
 from ...models.interface import Model
-from ...models.layers.row_adapter import PackedPairs, RowGroup
-from ...models.request_adapters import AdaptedLayers, ShardPair, adapted_layers, content_digest
+from ...models.layers.row_adapter import LayerChange, RowGroup
+from ...models.request_adapters import AdaptedLayers, ModelPart, adapted_layers, content_digest
 from ...processors.files import ADAPTER
 from ..types import LoadedAdapter
-from .batch import ScheduledSequence
 from .staging import ToDevice
 
 _PICKLE = "adapter_model.bin"
@@ -30,15 +31,15 @@ class _StoredAdapter:
     """An adapter as the layers read it.
 
     Args:
-        pairs: by the number of the layer.
+        changes: by the number of the layer.
         encoder_identity: as in LoadedAdapter.
-        changes_decoder: it has pairs of the decoder.
+        parts: those that it changes.
     """
 
-    pairs: Mapping[int, PackedPairs]
+    changes: Mapping[int, LayerChange]
     num_bytes: int
     encoder_identity: str
-    changes_decoder: bool
+    parts: frozenset[ModelPart]
 
 
 class AdapterStore:
@@ -77,16 +78,18 @@ class AdapterStore:
 
     def _load(self, layers: AdaptedLayers, folder: Path) -> LoadedAdapter:
         raw, weights = _read_config(folder), folder / ADAPTER_WEIGHTS
-        planned = _shard_pairs(layers, raw, file_headers(weights))
-        rank = max(len(pair.down) for pair in planned)
+        planned, _ = _read(layers, raw, file_headers(weights))
+        rank = max((len(pair.down) for pair in planned), default=0)
         if rank > self.max_rank:
             raise ConfigError(
                 f"the adapter {folder} has rank {rank}, above <<param=>>{self.max_rank}; raise it", param="max_lora_rank"
             )
-        pairs = _shard_pairs(layers, raw, {name: tensor.clone() for name, tensor in read_file(weights)})
-        identity, size = f"lora:{content_digest(pairs)}", layers.num_bytes(pairs)
-        of_encoder = [pair for pair in pairs if layers.changes_encoder(pair)]
-        encoder_identity = content_digest(of_encoder) if of_encoder else ""
+        pairs, replaced = _read(layers, raw, {name: tensor.clone() for name, tensor in read_file(weights)})
+        replaced = layers.without_own(replaced)
+        identity, size = f"lora:{content_digest(pairs, replaced)}", layers.num_bytes(pairs, replaced)
+        encoder_pairs = [pair for pair in pairs if layers.is_of_encoder(pair.number)]
+        encoder_replaced = [part for part in replaced if layers.is_of_encoder(part.number)]
+        encoder_identity = content_digest(encoder_pairs, encoder_replaced) if encoder_pairs or encoder_replaced else ""
         if identity not in self._adapters:
             if self.num_bytes + size > self.capacity:
                 raise InputError(
@@ -96,9 +99,11 @@ class AdapterStore:
                     param="max_loras",
                     limit=self.capacity,
                 )
-            changes_decoder = len(of_encoder) < len(pairs)
-            self._adapters[identity] = _StoredAdapter(layers.pack(pairs), size, encoder_identity, changes_decoder)
-        return LoadedAdapter(identity, size, rank, encoder_identity)
+            changes = layers.pack(pairs, replaced)
+            self._adapters[identity] = _StoredAdapter(changes, size, encoder_identity, layers.parts_of(changes))
+        numbers = [*(pair.number for pair in pairs), *(part.number for part in replaced)]
+        embeddings = any(map(layers.is_embedding, numbers))
+        return LoadedAdapter(identity, size, rank, encoder_identity, embeddings)
 
     def unload(self, identity: str) -> None:
         self._adapters.pop(identity, None)
@@ -106,22 +111,27 @@ class AdapterStore:
     def clear(self) -> None:
         self._adapters.clear()
 
-    def encoder_pairs(self, encoder_identity: str) -> Mapping[int, PackedPairs]:
-        """Return the pairs of an adapter that changes the encoder in this way. One of those is loaded."""
+    def encoder_changes(self, encoder_identity: str) -> Mapping[int, LayerChange]:
+        """Return the changes of an adapter that changes the encoder in this way. One of those is loaded."""
         adapters = self._adapters.values()
-        return next(adapter.pairs for adapter in adapters if adapter.encoder_identity == encoder_identity)
+        return next(adapter.changes for adapter in adapters if adapter.encoder_identity == encoder_identity)
 
-    def groups(self, scheduled: Sequence[ScheduledSequence], starts: Sequence[int], to_device: ToDevice) -> list[RowGroup]:
-        """Return the rows of each adapter in a step. `starts`: first row of each sequence, and the number of rows."""
+    def groups(self, part: ModelPart, names: Sequence[str], counts: Sequence[int], to_device: ToDevice) -> list[RowGroup]:
+        """Return the rows of each adapter in a part of the model.
+
+        Args:
+            names: the adapter of each sequence, "" for none. counts: rows of each sequence, which are in order.
+        """
         rows = dict[str, list[range]]()
-        for (sequence, _), start, stop in zip(scheduled, starts, starts[1:], strict=False):
-            if sequence.adapter and self._adapters[sequence.adapter].changes_decoder:
-                rows.setdefault(sequence.adapter, []).append(range(start, stop))
+        starts = [0, *accumulate(counts)]
+        for name, start, stop in zip(names, starts, starts[1:], strict=False):
+            if name and part in self._adapters[name].parts:
+                rows.setdefault(name, []).append(range(start, stop))
         has_all_rows = len(rows) == 1 and sum(map(len, next(iter(rows.values())))) == starts[-1]
         return [
             RowGroup(
                 None if has_all_rows else to_device(np.concatenate([np.arange(r.start, r.stop) for r in ranges])),
-                self._adapters[name].pairs,
+                self._adapters[name].changes,
             )
             for name, ranges in rows.items()
         ]
@@ -146,13 +156,17 @@ def _read_config(folder: Path) -> Mapping[str, object]:
     return read_json(folder / ADAPTER)
 
 
-def _shard_pairs(layers: AdaptedLayers, raw: Mapping[str, object], tensors: Mapping[str, Tensor]) -> list[ShardPair]:
+def _read(
+    layers: AdaptedLayers, raw: Mapping[str, object], tensors: Mapping[str, Tensor]
+) -> tuple[list[ShardPair], list[ReplacedTensor]]:
+    """Return the pairs of an adapter, and the tensors that replace those of the model."""
     wrong = next((name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.itemsize == 1), None)
     if wrong is not None:
         kind = str(tensors[wrong].dtype).removeprefix("torch.")
         raise CheckpointError(f"the adapter's {wrong} holds {kind}; it must hold floating-point numbers of 16 or 32 bits")
     adapter = MergedAdapter(raw, tensors.items(), layers.prefixes, torch.float32)
     pairs = [part for pair in adapter.pairs(layers.stored) for part in layers.split(pair)]
-    if not pairs:
+    replaced = [part for weight in adapter.replaced(layers.stored) for part in layers.split_replaced(weight)]
+    if not pairs and not replaced:
         raise CheckpointError(f"the adapter's {ADAPTER_WEIGHTS} holds no matrices")
-    return pairs
+    return pairs, replaced

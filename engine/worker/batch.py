@@ -87,6 +87,12 @@ def build_batch(
     )
 
 
+def cross_counts(scheduled: Sequence[ScheduledSequence]) -> list[int]:
+    """Return how many of a step's cross-attention rows each sequence has."""
+    items = (sequence.message.cross if task.write_cross else () for sequence, task in scheduled)
+    return [sum(item.range.num_embeds for item in of_sequence) for of_sequence in items]
+
+
 def _ordered_rows(sequence: PlacedSequence, encoder_rows: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """Yield the encoder rows that cross-attention reads, in the order of its keys: the hidden ones of all items come last."""
     items = [(encoder_rows[item.hash], _visible_rows(item)) for item in sequence.message.cross]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_requests import LikelyTokens, PoolingRequest, keeps_rows
 from ..types import EncodeResult, LoadedAdapter, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 from .adapter_store import AdapterStore, layers_of
-from .batch import KVCaches, ModelRows, build_batch
+from .batch import KVCaches, ModelRows, build_batch, cross_counts
 from .cache_tensors import allocate_caches
 from .decode_graphs import DecodeGraphs
 from .encoder_runner import EncoderRunner, is_finite
@@ -40,6 +42,7 @@ from .token_outputs import pooled_output, token_output
 
 ScheduledSequence = tuple[SequenceState, ScheduledRequest]
 _SampledRows = tuple[SequenceState, range, tuple[int, ...]]  # sequence, its rows of the step that are sampled, its drafts
+_Entry = TypeVar("_Entry", bound=tuple[SequenceState, *tuple[Any, ...]])
 LOGITS_ROWS = 256  # rows of a prompt whose logits are computed at once
 _log = logging.getLogger(__name__)
 
@@ -235,15 +238,44 @@ class ModelRunner:
         if self.predictor is not None:
             batch = self.predictor.watch(batch)
         starts = [0, *accumulate(task.num_tokens for _, task in scheduled)]
-        groups = [] if self.adapters is None else self.adapters.groups(scheduled, starts, self.staging)
-        if groups:  # which are not recorded
-            with layers_of(model).applied(groups, starts[-1]):
-                return model.forward(batch), starts
+        if self.adapters is not None:
+            names, crossing = [sequence.adapter for sequence, _ in scheduled], cross_counts(scheduled)
+            groups = self.adapters.groups("decoder", names, [task.num_tokens for _, task in scheduled], self.staging)
+            cross_groups = self.adapters.groups("cross", names, crossing, self.staging) if any(crossing) else []
+            if groups or cross_groups:  # which are not recorded
+                layers = layers_of(model)
+                with layers.applied("decoder", groups, starts[-1]), layers.applied("cross", cross_groups, sum(crossing)):
+                    return model.forward(batch), starts
         return self.decode_graphs(model.forward, batch), starts
+
+    @contextmanager
+    def _adapted_head(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> Iterator[None]:
+        """Apply the adapters of sequences to the head inside the context. `counts`: rows of each one's logits or classes.
+
+        The adapter of a single sequence applies to any number of rows.
+        """
+        names = [sequence.adapter for sequence in sequences]
+        groups = [] if self.adapters is None else self.adapters.groups("head", names, counts, self.staging)
+        if not groups:
+            yield
+            return
+        num_rows = sum(counts) if len(sequences) > 1 else None
+        with layers_of(self.model).applied("head", groups, num_rows):
+            yield
+
+    def _by_adapter(self, entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
+        """Yield the entries of each adapter of requests, whose first elements are sequences, with the head adapted."""
+        parts = dict[str, list[_Entry]]()
+        for entry in entries:
+            parts.setdefault("" if self.adapters is None else entry[0].adapter, []).append(entry)
+        for part in parts.values():
+            with self._adapted_head([part[0][0]], [1]):
+                yield part
 
     def _sample_async(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, starts: Sequence[int]) -> AsyncStepOutput:
         """Sample a token for every sequence on the device; `get_output` reads them later."""
-        logits = self.model.compute_logits(self._select_rows(hidden, [stop - 1 for stop in starts[1:]]))
+        with self._adapted_head([sequence for sequence, _ in scheduled], [1] * len(scheduled)):
+            logits = self.model.compute_logits(self._select_rows(hidden, [stop - 1 for stop in starts[1:]]))
         first, task = scheduled[0]
         ahead = task.num_computed + task.num_tokens - len(first.token_ids)
         sampled = sample_async(logits, [sequence.sampling for sequence, _ in scheduled], self.staging, ahead)
@@ -275,7 +307,8 @@ class ModelRunner:
             for (sequence, task), start, stop, good in zip(scheduled, starts, starts[1:], finite, strict=False)
             if good and keeps_rows(sequence.message.pooling)
         ]
-        keep_rows(kept, self.model)
+        for part in self._by_adapter(kept):
+            keep_rows(part, self.model)
         sampled = [
             (sequence, range(stop - 1 - len(task.draft_token_ids), stop), task.draft_token_ids)
             for (sequence, task), stop, good in zip(scheduled, starts[1:], finite, strict=True)
@@ -331,7 +364,9 @@ class ModelRunner:
         """Sample the tokens of each sequence. A sequence that cannot be sampled fails alone."""
 
         def attempt(part: Sequence[_SampledRows]) -> list[list[SampledToken] | Exception]:
-            logits = self.model.compute_logits(self._select_rows(hidden, [row for _, rows, _ in part for row in rows]))
+            selected = self._select_rows(hidden, [row for _, rows, _ in part for row in rows])
+            with self._adapted_head([sequence for sequence, *_ in part], [len(rows) for _, rows, _ in part]):
+                logits = self.model.compute_logits(selected)
             return verify(logits, [sequence.sampling for sequence, _, _ in part], [drafts for *_, drafts in part], self.staging)
 
         results = zip(sampled, isolate_failures(sampled, attempt), strict=True)
@@ -339,6 +374,13 @@ class ModelRunner:
 
     def _pool(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
         """Pool the last rows, or the kept ones, of sequences that ask for it instead of an answer."""
+        results = dict[str, TokenOutput]()
+        for part in self._by_adapter(last_rows):
+            results |= self._pool_alike(part, hidden)
+        return results
+
+    def _pool_alike(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
+        """Do what `_pool` does, for sequences of one adapter."""
         results, names, rows, poolings = dict[str, TokenOutput](), list[str](), list[Tensor](), list[PoolingRequest]()
         for sequence, row in last_rows:
             pooling = sequence.message.pooling
@@ -357,8 +399,11 @@ class ModelRunner:
         def attempt(part: Sequence[tuple[SequenceState, int]]) -> list[Tensor | Exception]:
             return likely_tokens(hidden[[row for _, row in part]], [sequence for sequence, _ in part], self.model)
 
-        pairs = zip(last_rows, isolate_failures(last_rows, attempt), strict=True)
-        return {sequence.request_id: pooled_output(sequence.request_id, candidates) for (sequence, _), candidates in pairs}
+        results = dict[str, TokenOutput]()
+        for part in self._by_adapter(last_rows):
+            for (sequence, _), candidates in zip(part, isolate_failures(part, attempt), strict=True):
+                results[sequence.request_id] = pooled_output(sequence.request_id, candidates)
+        return results
 
     def _select_rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return `rows` of `hidden`. They must be distinct and in order."""
@@ -382,7 +427,8 @@ class ModelRunner:
         for first in range(len(logprobs) - 1, stop, LOGITS_ROWS):
             last = min(first + LOGITS_ROWS, stop)
             base = start - task.num_computed
-            logits = self.model.compute_logits(hidden[base + first : base + last])
+            with self._adapted_head([sequence], [last - first]):
+                logits = self.model.compute_logits(hidden[base + first : base + last])
             logprobs.extend(gather_logprobs(logits, prompt[first + 1 : last + 1], count))
         if len(logprobs) < len(prompt):
             return None

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ...kernels.linear import keeps_float16, shares_table
 from ...kernels.linear.panels import Panels, pack_panels, read_panel_rows
 from ...kernels.norm import layer_norm, norm_heads_, rms_norm
+from .row_adapter import AdapterSlot
 
 Converter = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
 """Splits a stored tensor into (canonical name, tensor) pairs."""
@@ -72,7 +73,12 @@ class Norm(WeightedLayer):
         learned: False if the weight is 1, and not in the checkpoint.
         offset: added to the weight, for checkpoints that store it around 0.
         stored: last part of the name in the checkpoint, if it differs from the module's own.
+
+    Attributes:
+        slot: as in Linear. Norms of heads have none.
     """
+
+    slot: AdapterSlot | None = None
 
     def __init__(
         self,
@@ -111,8 +117,12 @@ class Norm(WeightedLayer):
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         """Normalise `x`. If `add` is given, it is first added in place to the residual stream `x`."""
         if self.bias is None:
-            return rms_norm(x, self.weight, self.eps, add, self.offset)
-        return layer_norm(x, self.weight, self.bias, self.eps, add)
+            out = rms_norm(x, self.weight, self.eps, add, self.offset)
+        else:
+            out = layer_norm(x, self.weight, self.bias, self.eps, add)
+        if self.slot is not None:
+            self.slot.apply_(out, x)
+        return out
 
     def heads_(self, x: Tensor) -> None:
         """Apply RMSNorm to each head of `x [rows, heads, dim]` in place; x may be a view into wider rows."""
@@ -155,16 +165,20 @@ class EmbeddingTable(WeightedLayer):
         packed: the table that this layer shares with a tied head (`share`), in the head's layout; replaces `weight`.
         float16: the checkpoint stores float16, so a shared float32 table stays in float16.
         stored_dtypes: dtypes of the table in the checkpoint, if the headers of the files name them.
+        num_embeddings, dim: shape of the table.
+        slot: as in Linear.
     """
 
     packed: Panels | None = None
     float16 = False
+    slot: AdapterSlot | None = None
 
     def __init__(self, vocab: int, dim: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = float(torch.tensor(scale, dtype=dtype))  # rounded to the model's dtype, as the published models do
         self.weight = torch.empty(vocab, dim, dtype=dtype, device=device)
         self.dtype, self.stored_dtypes = dtype, set[torch.dtype]()
+        self.num_embeddings, self.dim, self.device = vocab, dim, device
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{path}.weight", self.weight
@@ -183,6 +197,13 @@ class EmbeddingTable(WeightedLayer):
         del self.weight
         return self.packed
 
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """Return rows of the table, not multiplied by `scale`."""
+        return F.embedding(ids, self.weight) if self.packed is None else read_panel_rows(self.packed.weight, ids).to(self.dtype)
+
     def forward(self, ids: Tensor) -> Tensor:
-        rows = F.embedding(ids, self.weight) if self.packed is None else read_panel_rows(self.packed.weight, ids).to(self.dtype)
-        return rows if self.scale == 1.0 else rows.mul_(self.scale)
+        rows = self.read_rows(ids)
+        rows = rows if self.scale == 1.0 else rows.mul_(self.scale)
+        if self.slot is not None:
+            self.slot.apply_(rows, ids)
+        return rows

@@ -177,7 +177,7 @@ class Linear(WeightedLayer):
         for shard, adapter in self.adapters:
             adapter.add_(out[:, shard], x)
         if self.slot is not None:
-            self.slot.add_(out, x)
+            self.slot.apply_(out, x)
         return out if self.gathered is None else self.gathered.gather(out)
 
 
@@ -216,6 +216,9 @@ class LmHead(TensorModule):
         cap: soft cap; logits l become cap * tanh(l / cap). None: no cap.
         bias: the head has a bias, unless it is tied.
         unpredicted: last tokens of the vocabulary, whose logits are -inf and not computed.
+
+    Attributes:
+        slot: of a tied head, as in Linear.
     """
 
     def __init__(
@@ -239,6 +242,8 @@ class LmHead(TensorModule):
             () if embedding is None else (embedding,),
         )  # in a tuple, so that it is not registered as a submodule
         self.proj = gathered_linear(hidden, "lm_head", vocab, bias, dtype, device, exact=True) if embedding is None else None
+        self.in_features, self.outputs, self.dtype, self.device = hidden, vocab, dtype, device
+        self.slot: AdapterSlot | None = None
         self.packed: LinearWeight  # of a tied table, from `pack` on
 
     def packed_bytes(self, device: torch.device) -> int:
@@ -258,9 +263,15 @@ class LmHead(TensorModule):
             self.packed = embedding.share() if embedding.shared_dtype(table.device) else pack(table, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits = (linear(hidden, self.packed) if self.proj is None else self.proj(hidden)).float()
+        logits = (self._tied_logits(hidden) if self.proj is None else self.proj(hidden)).float()
         if self.scale != 1.0:
             logits *= self.scale
         if self.cap is not None:
             logits = logits.div_(self.cap).tanh_().mul_(self.cap)
         return F.pad(logits, (0, self.unpredicted), value=-torch.inf) if self.unpredicted else logits
+
+    def _tied_logits(self, hidden: Tensor) -> Tensor:
+        logits = linear(hidden, self.packed)
+        if self.slot is not None:
+            self.slot.apply_(logits, hidden)
+        return logits

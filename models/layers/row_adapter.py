@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...kernels.linear import LinearWeight, linear
+from ...kernels.norm import layer_norm, rms_norm
+
+
+class LayerChange(Protocol):
+    """What one adapter changes in one layer."""
+
+    def apply_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
+        """Change `rows` (int64 `[n]`; None: all) of the layer's result `out [rows, ...]` in place. `x`: the layer's input."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,20 +49,27 @@ class PackedPairs:
     """The matrices of one adapter for one Linear. The pairs of all shards share the first product.
 
     Args:
-        down: `[ranks of all shards, in]`.
+        down: `[ranks of all shards, in]`; None without pairs.
         ups: per shard: its ranks, its outputs, and `[outputs, rank]` with the scale multiplied in.
         gains: of the shards with DoRA.
+        replaced: outputs whose weight `[outputs, in]` and bias are the adapter's own.
     """
 
-    down: LinearWeight
+    down: LinearWeight | None
     ups: Sequence[tuple[slice, slice, LinearWeight]]
     gains: Sequence[OutputGain] = ()
+    replaced: Sequence[tuple[slice, LinearWeight]] = ()
 
-    def add_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
-        """Add to `rows` (int64 `[n]`; None: all rows) of `out [rows, out]` in place, from `x [rows, in]`."""
+    def apply_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
+        """See LayerChange: `out [rows, out]`, `x [rows, in]`."""
+        x = x if rows is None else x.index_select(0, rows)
+        for outputs, weight in self.replaced:
+            _put_(out[:, outputs], linear(x, weight), rows)
         for gain in self.gains:
             gain.apply_(out, rows)
-        low = linear(x if rows is None else x.index_select(0, rows), self.down)
+        if self.down is None:
+            return
+        low = linear(x, self.down)
         for ranks, outputs, up in self.ups:
             change = linear(low[:, ranks].contiguous(), up)
             if rows is None:
@@ -62,26 +79,79 @@ class PackedPairs:
 
 
 @dataclass(frozen=True, eq=False)
+class EmbeddingChange:
+    """What one adapter changes in a table of embeddings.
+
+    Args:
+        table: `[vocab, dim]`, which replaces the base model's; None: that one stays.
+        up: `[vocab, rank]`, and down: `[dim, rank]` with the scale multiplied in; None without pairs.
+        scale: factor of the table's rows.
+    """
+
+    table: Tensor | None
+    up: Tensor | None
+    down: LinearWeight | None
+    scale: float
+
+    def apply_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
+        """See LayerChange: `out [rows, dim]`, `x`: token ids `[rows]`."""
+        ids = x if rows is None else x.index_select(0, rows)
+        if self.table is not None:
+            _put_(out, F.embedding(ids, self.table).mul_(self.scale), rows)
+        if self.up is not None and self.down is not None:
+            change = linear(F.embedding(ids, self.up), self.down).mul_(self.scale)
+            if rows is None:
+                out += change
+            else:
+                out.index_add_(0, rows, change)
+
+
+@dataclass(frozen=True, eq=False)
+class NormChange:
+    """A norm with the adapter's own weight `[dim]`, and bias if it is LayerNorm."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    offset: float
+
+    def apply_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
+        """See LayerChange: `out` and `x [rows, ..., dim]`."""
+        x = x if rows is None else x.index_select(0, rows)
+        if self.bias is None:
+            _put_(out, rms_norm(x, self.weight, self.eps, None, self.offset), rows)
+        else:
+            _put_(out, layer_norm(x, self.weight, self.bias, self.eps, None), rows)
+
+
+def _put_(out: Tensor, values: Tensor, rows: Tensor | None) -> None:
+    if rows is None:
+        out.copy_(values)
+    else:
+        out.index_copy_(0, rows, values)
+
+
+@dataclass(frozen=True, eq=False)
 class RowGroup:
     """The rows of a step that use one adapter.
 
     Args:
         rows: int64 `[n]`; None: all rows of the step.
-        pairs: by the number of the Linear.
+        changes: by the number of the layer.
     """
 
     rows: Tensor | None
-    pairs: Mapping[int, PackedPairs]
+    changes: Mapping[int, LayerChange]
 
 
 ENCODER_ROWS = 1024  # rows of an encoder's layer that are changed at a time, so that the memory for it is bounded
 
 
 class ActiveAdapters:
-    """The adapters of the current step, or of the current call of an encoder. Shared by the layers of decoder or encoders.
+    """The adapters of the current step, or of the current call of an encoder. Shared by the layers of one part of the model.
 
     Attributes:
-        num_rows: rows of the step. None in an encoder, whose layers have any number of rows and all use one adapter.
+        num_rows: rows of the step. None if the layers have any number of rows, as in encoders: all rows use one adapter.
     """
 
     def __init__(self) -> None:
@@ -91,20 +161,20 @@ class ActiveAdapters:
 
 @dataclass(frozen=True)
 class AdapterSlot:
-    """The place of one Linear in a model whose requests choose adapters."""
+    """The place of one layer in a model whose requests choose adapters."""
 
     number: int
     active: ActiveAdapters
 
-    def add_(self, out: Tensor, x: Tensor) -> None:
-        """Add the adapters of the step to `out [rows, out]` in place."""
+    def apply_(self, out: Tensor, x: Tensor) -> None:
+        """Change the layer's result `out [rows, ...]` in place, as the adapters of the step say. `x`: its input."""
         for group in self.active.groups:
-            pairs = group.pairs.get(self.number)
-            if pairs is None:
+            change = group.changes.get(self.number)
+            if change is None:
                 continue
             if self.active.num_rows is None:
                 for some_out, some_x in zip(out.split(ENCODER_ROWS), x.split(ENCODER_ROWS), strict=True):
-                    pairs.add_(some_out, some_x, None)
+                    change.apply_(some_out, some_x, None)
             else:
                 assert len(x) == self.active.num_rows, "the rows of an adapted layer are those of the step"
-                pairs.add_(out, x, group.rows)
+                change.apply_(out, x, group.rows)

@@ -27,6 +27,7 @@ from .stop import StopSignal
 if TYPE_CHECKING:
     from ...engine.async_llm import AsyncLLM
     from ...engine.engine import Engine
+    from ...engine.frontend.adapters import AdapterChoice
     from ..files import NamedItem
     from ..ocr import Page
 
@@ -58,8 +59,12 @@ def read_files(
     options: ReadOptions,
     output: OutputOptions,
     use_tqdm: ShowProgress,
+    adapter: AdapterChoice = None,
 ) -> list[Document]:
     """Return the documents that files, folders and patterns name, in order; see `LLM.read`.
+
+    Args:
+        adapter: of the requests for all pages.
 
     Raises:
         InputError: there is no file, or an argument has a wrong value.
@@ -67,7 +72,7 @@ def read_files(
     """
     items = _items(files, output)
     with make_progress(len(items), use_tqdm) as progress:
-        return _read(engine, items, options, output, _Hooks(on_document=lambda: progress.update(1)))
+        return _read(engine, items, options, output, _Hooks(on_document=lambda: progress.update(1)), adapter)
 
 
 async def read_files_async(
@@ -77,6 +82,7 @@ async def read_files_async(
     options: ReadOptions,
     output: OutputOptions,
     on_page: Callable[[PageDone], object] | None,
+    adapter: AdapterChoice = None,
 ) -> list[Document]:
     """`read_files` as a coroutine; the files are read in a thread.
 
@@ -88,7 +94,7 @@ async def read_files_async(
         return stop.wait(lambda: asyncio.run_coroutine_threadsafe(run_all_async(llm, tasks), loop))
 
     hooks = _Hooks(run, on_page=on_page, stop=stop)
-    reading = submit(threads, lambda: _read(llm.engine, _items(files, output), options, output, hooks))
+    reading = submit(threads, lambda: _read(llm.engine, _items(files, output), options, output, hooks, adapter))
     work = asyncio.wrap_future(reading)
     try:
         return await asyncio.shield(work)
@@ -108,7 +114,12 @@ def _items(files: object, output: OutputOptions) -> list[NamedItem]:
 
 
 def _read(
-    engine: Engine, items: Sequence[NamedItem], options: ReadOptions, output: OutputOptions, hooks: _Hooks
+    engine: Engine,
+    items: Sequence[NamedItem],
+    options: ReadOptions,
+    output: OutputOptions,
+    hooks: _Hooks,
+    adapter: AdapterChoice,
 ) -> list[Document]:
     policy, documents, folder = read_policy(engine.config.media, options), dict[int, Document](), None
     if output.output_dir is not None:
@@ -119,7 +130,7 @@ def _read(
             assert hooks.on_page is not None
             hooks.on_page(PageDone(document.source, record.number, document.num_pages, record.way, record.error))
 
-    reader = ModelReader(engine, options.question, options.max_tokens, options.cache_salt, hooks.run)
+    reader = ModelReader(engine, options.question, options.max_tokens, options.cache_salt, hooks.run, adapter)
     with Manifest(None if folder is None else folder.manifest) as manifest:
         reading = DocumentReader(items, reader, options, policy, manifest, tell, hooks.stop)
         for index, opened in reading.documents():

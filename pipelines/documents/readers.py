@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...engine.engine import Engine
+    from ...engine.frontend.adapters import AdapterChoice
     from ..ocr import Page
     from ..run import Task
 
@@ -157,6 +158,7 @@ class ModelReader:
 
     Args:
         run: returns the results of tasks; None runs them in this thread.
+        adapter: of the requests for all pages. Records depend on its content.
 
     Raises:
         InputError: the question names another model's prompt, the model does not chat, or the engine sleeps or was closed.
@@ -172,6 +174,7 @@ class ModelReader:
         max_tokens: int | None,
         cache_salt: str | None = None,
         run: Callable[[list[Task[Page]]], list[Page]] | None = None,
+        adapter: AdapterChoice = None,
     ) -> None:
         from ..ocr import OcrOptions
         from ..ocr_prompts import find_prompt
@@ -180,7 +183,10 @@ class ModelReader:
         engine.chat_options()
         engine.loop.check_ready(())
         self._engine, self._options = engine, OcrOptions(question, max_tokens, cache_salt=cache_salt)
-        self._run = run or self._run_all
+        self._run, self._adapter = run or self._run_all, adapter
+        self._lease = None if adapter is None else engine.adapters.lease(adapter)  # kept: no page reads the adapter again
+        if self._lease is not None:
+            self._lease.load()
 
     @property
     def name(self) -> str:
@@ -196,6 +202,7 @@ class ModelReader:
         config = self._engine.config
         values = {
             "checkpoints": self._engine.checkpoint_digests,
+            **({} if self._lease is None else {"request_adapter": self._lease.identity}),
             "chat_template": self._engine.tokenizer.chat_template,
             "question": self._options.question,
             "max_tokens": self._options.max_tokens,
@@ -205,9 +212,10 @@ class ModelReader:
 
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
         from ..ocr import ocr_tasks
+        from ..with_adapter import with_adapters
 
         images = [_image_of(page) for page in pages]
-        results = self._run(ocr_tasks(self._engine, images, self._options))
+        results = self._run(with_adapters(self._engine, ocr_tasks(self._engine, images, self._options), self._adapter))
         return [self._record(page, result) for page, result in zip(pages, results, strict=True)]
 
     def _record(self, page: PageTask, result: Page) -> PageRecord:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ...callers.errors import InputError, typed
 from ...engine.async_llm import AsyncLLM
 from ...engine.errors import NotPicklable
+from ...engine.frontend.adapters import AdapterChoice
 from ..run import run_async
+from ..with_adapter import with_adapters
 from .live import LiveTranscriber
 from .live_input import Gap, LiveEvent, LiveInput
 from .live_native import NativeTranscriber
@@ -29,12 +31,15 @@ _sessions: weakref.WeakKeyDictionary[Engine, int] = weakref.WeakKeyDictionary() 
 class LiveStream:
     """Runs one live stream in an event loop. Its passes run one after the other while samples arrive.
 
+    Args:
+        adapter: of all requests. If its name is loaded again meanwhile, later passes get the new one.
+
     Raises:
         ConfigError, InputError: see `LiveTranscriber`, and `NativeTranscriber` if the model transcribes streams natively.
     """
 
-    def __init__(self, llm: AsyncLLM, options: LiveOptions) -> None:
-        engine = llm.engine
+    def __init__(self, llm: AsyncLLM, options: LiveOptions, adapter: AdapterChoice = None) -> None:
+        engine, self._adapter = llm.engine, adapter
         is_native = engine.speech is not None and engine.speech.stream_rule() is not None
         transcriber = NativeTranscriber if is_native else LiveTranscriber
         self.transcriber: LiveInput = transcriber(engine, options)
@@ -80,7 +85,8 @@ class LiveStream:
             if task is None:
                 await (asyncio.sleep(0) if transcriber.busy else self._wait())
                 continue
-            await run_async(self.llm, task)
+            (adapted,) = with_adapters(self.llm.engine, [task], self._adapter)
+            await run_async(self.llm, adapted)
 
     async def _wait(self) -> None:
         while not self.arrived.is_set():
@@ -137,14 +143,16 @@ def count_session(stream: LiveStream) -> Iterator[None]:
             _sessions[engine] -= 1
 
 
-def stream_events(llm: AsyncLLM, samples: AsyncIterable[object], options: LiveOptions) -> AsyncGenerator[LiveEvent, None]:
+def stream_events(
+    llm: AsyncLLM, samples: AsyncIterable[object], options: LiveOptions, adapter: AdapterChoice = None
+) -> AsyncGenerator[LiveEvent, None]:
     if not isinstance(samples, AsyncIterable):
         raise InputError(
             f"samples must be an async iterator of blocks of samples, not {typed(samples)}",
             code="invalid_value",
             param="samples",
         )
-    return LiveStream(llm, options).read(samples)
+    return LiveStream(llm, options, adapter).read(samples)
 
 
 class LiveAudio(NotPicklable):

@@ -35,7 +35,6 @@ async def documents(request: Request) -> Response:
 
 async def _read(request: Request, form: DocumentForm, data: bytes, name: str) -> Response:
     server = server_of(request)
-    server.check_model(form.model)
     options = _options(request, form)
     if form.stream:
         events = _events(server, form, data, name, options)
@@ -56,6 +55,7 @@ def _options(request: Request, form: DocumentForm) -> ReadKeywords:
     config = server_of(request).config
     options |= {"max_pages": config.max_document_pages, "max_characters": config.max_document_characters}
     options["cache_salt"] = cache_salt(request, form.cache_salt)
+    options["adapter"] = server_of(request).adapter_of(form.model)
     options["convert_office"] = False  # LibreOffice is no program for files of strangers
     if form.question is not None:
         options["question"] = form.question
@@ -72,7 +72,13 @@ def _fields(server: Server, form: DocumentForm, document: Document, name: str) -
     """
     if document.error is not None:
         raise document.error.exception()
-    head = {"id": new_id("doc-"), "object": "document", "created": int(time.time()), "model": server.name, "filename": name}
+    head = {
+        "id": new_id("doc-"),
+        "object": "document",
+        "created": int(time.time()),
+        "model": server.adapter_of(form.model) or server.name,
+        "filename": name,
+    }
     head |= {"page_count": len(document.pages), "failed_pages": [page.number for page in document.failed]}
     if form.response_format == "json":
         return {**head, "pages": [page_fields(page) for page in document.pages]}

@@ -72,7 +72,7 @@ async def no_session(websocket: WebSocket) -> None:
 
 async def _serve(websocket: WebSocket, server: Server) -> None:
     try:
-        session = RealtimeSession(websocket, server, websocket.scope[TENANT])
+        session = RealtimeSession(websocket, server, websocket.scope[TENANT], websocket.query_params.get("model"))
     except SensoriumError as error:
         await websocket.send_denial_response(error_response(error))
         return
@@ -92,7 +92,7 @@ async def _admit(websocket: WebSocket, services: Services) -> Server:
         raise HttpError(429, f"{limit} sessions are open (max_realtime_sessions); try again later", "overloaded")
     await lease_model(websocket, name)
     server = server_of(websocket)
-    server.check_model(name)  # notes it in the log
+    server.adapter_of(name)  # notes it in the log
     return server
 
 
@@ -125,12 +125,15 @@ class _Item:
 class RealtimeSession:
     """One session: a task reads the client's events, another one transcribes and sends.
 
+    Args:
+        model: the model or adapter that transcribes, unless the settings name another one.
+
     Raises:
         ConfigError: the model does not transcribe.
     """
 
-    def __init__(self, websocket: WebSocket, server: Server, salt: str | None) -> None:
-        self._socket, self._server, self._salt = websocket, server, salt
+    def __init__(self, websocket: WebSocket, server: Server, salt: str | None, model: str | None = None) -> None:
+        self._socket, self._server, self._salt, self._model = websocket, server, salt, model
         self._id, self._lock = new_id("sess_"), asyncio.Lock()
         self._settings = AudioInput(format=Format(), transcription=Transcription(), turn_detection=TurnDetection())
         self._jobs = asyncio.Queue[Callable[[], Awaitable[None]]](1)
@@ -211,7 +214,7 @@ class RealtimeSession:
         settings = self._settings.model_copy(update=changes)
         assert settings.transcription is not None
         try:
-            self._server.check_model(settings.transcription.model)
+            self._adapter(settings)
         except HttpError as error:
             raise InputError(error.message, param="session.audio.input.transcription.model") from None
         self._stream(settings)
@@ -335,7 +338,7 @@ class RealtimeSession:
         transcription = settings.transcription or Transcription()
         options: TranscribeKeywords = {"vad": False, "cache_salt": self._salt}
         options.update({"prompt": transcription.prompt, "hotwords": " ".join(transcription.keywords or ())})
-        options["boost"] = transcription.boost
+        options["boost"], options["adapter"] = transcription.boost, self._adapter(settings)
         events = transcript_events(self._server.llm, (samples, settings.format.hertz), transcription.language or None, options)
         try:
             async with aclosing(events):
@@ -361,9 +364,14 @@ class RealtimeSession:
         options: LiveKeywords = {"pause": pause, "turn_events": True, "cache_salt": self._salt, "max_sessions": limit}
         words = " ".join(transcription.keywords or ())
         options.update({"language": transcription.language or None, "prompt": transcription.prompt, "hotwords": words})
-        options["boost"] = transcription.boost
+        options["boost"], options["adapter"] = transcription.boost, self._adapter(settings)
         source = _taken(blocks or asyncio.Queue())
         return self._server.llm.stream_transcribe(source, settings.format.hertz, **options)
+
+    def _adapter(self, settings: AudioInput) -> str | None:
+        """Return the adapter that transcribes, None for the model itself. Raise HttpError for a model of another name."""
+        named = None if settings.transcription is None else settings.transcription.model
+        return self._server.adapter_of(named or self._model)
 
     async def _send_text(self, item: _Item, text: str) -> None:
         if len(text) > len(item.sent):
@@ -388,7 +396,7 @@ class RealtimeSession:
 
     def _description(self) -> dict[str, Any]:
         settings = self._settings.model_dump(exclude={"model": True, "format": {"model"}, "turn_detection": {"model"}})
-        settings["transcription"]["model"] = self._server.name
+        settings["transcription"]["model"] = self._adapter(self._settings) or self._server.name
         settings["format"]["rate"] = 24_000 if settings["format"]["type"] == "audio/pcm" else None
         settings["format"] = {name: value for name, value in settings["format"].items() if value is not None}
         kind = {"type": "transcription", "object": "realtime.transcription_session", "id": self._id}

@@ -27,6 +27,30 @@ def matrices(model: torch.nn.Module, chosen: str, rank: int = 4, seed: int = 0) 
     return found
 
 
+def table_matrices(model: torch.nn.Module, chosen: str, rank: int = 4, seed: int = 0) -> Matrices:
+    """Return random matrices A `[rank, vocab]` and B `[dim, rank]` of each chosen table of embeddings."""
+    gen = torch.Generator().manual_seed(seed)
+    names = [
+        name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding) and re.search(chosen, name)
+    ]
+    shapes = {name: model.get_submodule(name).weight.shape for name in names}
+    assert shapes
+    return {
+        name: (torch.randn(rank, vocab, generator=gen) / 4, torch.randn(dim, rank, generator=gen) / 4)
+        for name, (vocab, dim) in shapes.items()
+    }
+
+
+def table_tensors(pairs: Matrices) -> dict[str, torch.Tensor]:
+    """Return the matrices of tables under the names of peft."""
+    named = (zip("AB", matrices, strict=True) for matrices in pairs.values())
+    return {
+        f"base_model.model.{name}.lora_embedding_{letter}": matrix
+        for name, matrices in zip(pairs, named, strict=True)
+        for letter, matrix in matrices
+    }
+
+
 def write(folder: Path, base: str, pairs: Matrices, rename: Any = str, more: Any = None, **settings: Any) -> Path:
     folder.mkdir()
     tensors = dict(more or {})
@@ -66,10 +90,14 @@ def hook_dora(model: torch.nn.Module, pairs: Matrices, scale: float, lengths: di
 
 
 def hook(model: torch.nn.Module, pairs: Matrices, scale: dict[str, float]) -> list[Any]:
-    """Add `B(A(x)) * scale` to the outputs of the modules, as peft does."""
+    """Add `B(A(x)) * scale` to the outputs of the modules, as peft does. A of a table of embeddings is `[rank, vocab]`."""
 
     def add(name: str) -> Any:
         down, up = pairs[name]
+        module = model.get_submodule(name)
+        if isinstance(module, torch.nn.Embedding):
+            factor = scale[name] * float(getattr(module, "embed_scale", 1.0))
+            return lambda _, inputs, output: output + (down.T[inputs[0]] @ up.T) * factor
         return lambda _, inputs, output: output + (inputs[0] @ down.flatten(1).T @ up.T) * scale[name]
 
     return [model.get_submodule(name).register_forward_hook(add(name)) for name in pairs]

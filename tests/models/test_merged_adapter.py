@@ -15,7 +15,7 @@ from fallbacks import hide_native
 from family import ask, load_rows, save
 from lora import GIVEN, Matrices, hook, matrices, write
 from measured import peak_bytes
-from parity import ROWS, LoadedModels, make_llm, record
+from parity import ROWS, LoadedModels, greedy, make_llm, record
 from safetensors.torch import load_file
 from sensorium import LLM
 from sensorium.callers.errors import CheckpointError, ConfigError
@@ -312,3 +312,34 @@ def test_embeddings_of_a_tied_head_are_refused(tmp_path: Path) -> None:
             describe_checkpoint(write(tmp_path / name, str(base), {}, more=more))
     both = {f"{stem}.weight": table.clone(), "base_model.model.lm_head.weight": table}
     describe_checkpoint(write(tmp_path / "both", str(base), {}, more=both))
+
+
+def test_an_adapter_with_other_tokens(tmp_path: Path) -> None:
+    """Merged, its tables give the number of tokens; an engine whose requests choose adapters refuses it by name."""
+    row = load_rows()["text-llama"]
+    base = save(row, tmp_path / "base")
+    model, processor = row.load(base)
+    rows = model.config.vocab_size + 8
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    gen, more = torch.Generator().manual_seed(2), dict[str, torch.Tensor]()
+    for name in ("model.embed_tokens", "lm_head"):
+        weight = model.get_submodule(name).weight
+        weight.data = torch.randn(weight.shape, generator=gen) / 8
+        more[f"base_model.model.{name}.weight"] = weight.data.clone()
+    pairs = matrices(model, r"q_proj$")
+    folder = write(tmp_path / "adapter", str(base), pairs, more=more)
+    same = {name: tensor[:-8].clone() for name, tensor in more.items()}
+    words = write(tmp_path / "words", str(base), pairs, more=same)
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({"id": rows - 8, "content": "<new>", "special": True})
+    (words / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with make_llm(row, base, enable_lora=True) as llm:
+        for refused, message in ((folder, "other tokens"), (words, "<new>")):
+            with pytest.raises(CheckpointError, match=message):
+                llm.load_adapter("mine", refused)
+        assert llm.list_adapters() == ()
+    hook(model, pairs, dict.fromkeys(pairs, 2.0))
+    with make_llm(row, folder) as llm:
+        compare(llm, row, model, processor, "")
+        (output,) = llm.generate({"prompt_token_ids": [5, rows - 1]}, greedy(2), use_tqdm=False)
+        assert output.error is None

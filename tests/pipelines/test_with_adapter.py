@@ -11,9 +11,10 @@ import torch
 from family import ask, make_media
 from lora import matrices, write
 from parity import ROWS, LoadedModels, make_llm
-from sensorium import AsyncLLM
+from sensorium import AsyncLLM, SamplingParams
 from sensorium.callers.errors import InputError
 from sensorium.pipelines.beam_search import BeamSearchParams
+from streams import speech
 
 pytestmark = pytest.mark.in_process
 
@@ -66,6 +67,25 @@ def test_transcripts(world: LoadedModels, tmp_path: Path) -> None:
         )
     assert (ours.error, theirs.error) == (None, None)
     assert ours.text == theirs.text != plain.text
+
+
+def test_live_audio(world: LoadedModels, tmp_path: Path) -> None:
+    """All passes over a stream use the adapter; its transcript is that of the merged model."""
+    llm, merged = engines(world, "whisper", tmp_path / "a", r"decoder.*(encoder_attn|self_attn)\.v_proj$|encoder\..*fc1$")
+    samples, texts, params = speech(1.0), list[str](), SamplingParams(temperature=0.0, max_tokens=8)
+    with llm, merged:
+        for engine, call in ((llm, {"adapter": "mine"}), (merged, {}), (llm, {})):
+            with engine.live_audio(vad=False, sampling_params=params, **call) as session:
+                session.push(samples)
+                session.finish()
+                texts.append(" ".join(event.text for event in session.events() if event.kind == "final"))
+        with pytest.raises(InputError) as caught:
+            llm.live_audio(adapter=["mine"])
+        assert (caught.value.info.param, caught.value.info.code) == ("adapter", "invalid_value")
+        with pytest.raises(InputError) as caught:
+            llm.read(["a.pdf"], adapter="other")
+        assert caught.value.info.code == "unknown_name"
+    assert texts[0] == texts[1] != texts[2]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,13 @@ import pytest
 import torch
 from http_server import TINY, error, listening, make_server, openai_client, serving_models
 from lora import write
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
 from sensorium.cli import serve
 from sensorium.engine.sampling_params import SamplingParams
+from sensorium.pipelines.documents.readers import ModelReader
 from sensorium.server.adapter_entries import read_adapters
 from sensorium.server.config import ServerConfig, split_options
 from sensorium.server.run import load_one_model
@@ -124,10 +127,23 @@ def test_endpoints_of_vectors_take_the_name_of_an_adapter(served):
     assert changed[0] != changed[1]
 
 
-def test_endpoints_that_take_no_adapters_refuse_them(served):
-    files = {"file": ("a.pdf", b"%PDF-1.4", "application/pdf")}
-    found = error(httpx.post(f"{served[0]}/v1/documents", data={"model": "red"}, files=files))
-    assert (found["code"], found["param"]) == ("unsupported", "model")
+def test_documents_are_read_with_an_adapter(served):
+    url, server = served
+    with io.BytesIO() as file:
+        Image.new("RGB", (32, 32), "white").save(file, "PNG")
+        picture = file.getvalue()
+    texts = {}
+    for model, adapter in (("red", "red"), ("tiny-vl", None)):
+        data = {"model": model, "max_tokens": "6"}
+        read = httpx.post(f"{url}/v1/documents", data=data, files={"file": ("a.png", picture, "image/png")}, timeout=60).json()
+        assert (read["model"], read["failed_pages"]) == (model, [])
+        (page,) = server.llm.llm.ocr([picture], max_tokens=6, use_tqdm=False, adapter=adapter)
+        texts[model] = page.text
+        (document,) = server.llm.llm.read([picture], max_tokens=6, use_tqdm=False, adapter=adapter)
+        assert [block["text"] for block in read["pages"][0]["blocks"]] == [block.text for block in document.pages[0].blocks]
+    assert texts["red"] != texts["tiny-vl"]
+    digests = {ModelReader(server.engine, "Read.", 6, adapter=adapter).digest for adapter in (None, "red")}
+    assert len(digests) == 2
 
 
 def test_weights_are_replaced_by_an_administrator(served, expected, tmp_path):

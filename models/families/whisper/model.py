@@ -46,6 +46,7 @@ class Whisper(nn.Module):
     ignored: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = _DEFAULTS
     formats: Formats | None = None
+    request_adapters: object | None = None  # see DecoderModel
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -65,6 +66,18 @@ class Whisper(nn.Module):
         embedding = self.decoder.embed_tokens
         dtype, device = embedding.weight.dtype, embedding.weight.device
         self.head = LmHead(self.hidden_size, self.vocab_size, embedding if tied else None, dtype, device)
+
+    @property
+    def decoder_parts(self) -> Iterable[tuple[str, nn.Module]]:
+        return [("decoder", self.decoder)]
+
+    @property
+    def head_parts(self) -> Iterable[tuple[str, nn.Module]]:
+        return [("head", self.head)]
+
+    @property
+    def encoder_parts(self) -> Iterable[tuple[str, nn.Module]]:
+        return [(name, module) for name, module in self.named_children() if name not in ("decoder", "head")]
 
     def remove_encoder(self) -> None:
         """See SupportsEncoderRemoval."""

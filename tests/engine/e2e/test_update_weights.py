@@ -247,15 +247,24 @@ def test_adapters_are_kept(base: Path, changed: Path, tmp_path: Path) -> None:
         assert answers(llm, adapter="mine") == new
 
 
-def test_a_loop_of_updates_keeps_no_memory(base: Path, changed: Path) -> None:
-    update = update_of(base, changed)
-    with make_llm(ROW, base) as llm:
-        runner, sizes = llm.engine.loop.core.executor.runner, []
-        for _ in range(12):
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.full)])
+def test_a_loop_of_updates_keeps_no_memory(base: Path, changed: Path, tmp_path: Path, count: int) -> None:
+    """Nor do adapters that are loaded again under one name: tensors, objects and, in a long loop, the process's memory."""
+    model, _ = ROW.load(base)
+    folders = [write(tmp_path / str(seed), str(base), matrices(model, r"q_proj$", seed=seed)) for seed in range(2)]
+    update, sizes, resident = update_of(base, changed), list[Any](), list[int]()
+    with make_llm(ROW, base, enable_lora=True) as llm:
+        runner, core = llm.engine.loop.core.executor.runner, llm.engine.loop.core
+        for step in range(count):
+            llm.load_adapter("mine", folders[step % 2])
             llm.update_weights(update)
-            answers(llm)
-            sizes.append((held(runner.model), len(runner.store.rows), len(runner.sequences)))
-        assert len(set(sizes[1:])) == 1
+            answers(llm, adapter="mine")
+            adapters = runner.adapters.num_bytes, len(core._adapters), len(llm.engine.adapters._leases)
+            sizes.append((held(runner.model), len(runner.store.rows), len(runner.sequences), *adapters))
+            resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    assert len(set(sizes[2:])) == 1
+    if count > 100:
+        assert max(resident[count // 2 :]) < max(resident[: count // 2]) + (16 << 20)
 
 
 def test_models_whose_weights_cannot_be_updated(base: Path, tmp_path: Path) -> None:

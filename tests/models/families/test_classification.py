@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lora import hook, matrices, write
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, PoolingParams
@@ -97,6 +98,39 @@ def test_classes_of_tokens(kind: str, tmp_path: Path) -> None:
         assert expected.std() > 0.3
         torch.testing.assert_close(numbers.data, expected, rtol=1e-3, atol=2e-4)
         torch.testing.assert_close(one.outputs.data, expected.softmax(-1), rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "products", "replaced"),
+    [
+        ("bert", r"attention\.self\.(query|value)$|pooler\.dense$", "classifier"),
+        ("qwen3", r"(q|v|down)_proj$", "score"),
+        ("qwen3", r"q_proj$|score$", ""),
+    ],
+)
+def test_adapters_of_requests(kind: str, products: str, replaced: str, tmp_path: Path) -> None:
+    """Matrices of the stack, and a head that is replaced or has matrices of its own; other prompts keep the base model's."""
+    model, words = build(tmp_path / "base", kind, 3)
+    pairs, more = matrices(model, products), dict[str, torch.Tensor]()
+    with LLM(tmp_path / "base", max_num_seqs=4, enable_lora=True) as llm:
+        plain = [logits_of(model, words, text) for text in TEXTS]
+        if replaced:
+            for name, parameter in model.get_submodule(replaced).named_parameters():
+                parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)) / 4
+                more[f"base_model.model.{replaced}.{name}"] = parameter.data.clone()
+        folder = write(tmp_path / "adapter", str(tmp_path / "base"), pairs, more=more, task_type="SEQ_CLS")
+        llm.load_adapter("mine", folder)
+        hook(model, pairs, dict.fromkeys(pairs, 2.0))
+        raw = PoolingParams(use_activation=False)
+        found = llm.classify(TEXTS, raw, use_tqdm=False, adapter=["mine", None, "mine"])
+        of_tokens = PoolingParams(task="token_classify", use_activation=False)
+        (tokens,) = llm.encode(TEXTS[0], of_tokens, use_tqdm=False, adapter="mine") if kind == "qwen3" else (None,)
+    for index, adapted in enumerate((True, False, True)):
+        expected = logits_of(model, words, TEXTS[index])
+        assert not torch.allclose(expected, plain[index], atol=1e-2)
+        torch.testing.assert_close(found[index].probs, expected if adapted else plain[index], rtol=1e-3, atol=2e-4)
+    if tokens is not None:
+        torch.testing.assert_close(tokens.data[-1], logits_of(model, words, TEXTS[0]), rtol=1e-3, atol=2e-4)
 
 
 def test_classes_of_tokens_need_a_head(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Adapters that peft itself writes: its own model is the oracle. Skipped where peft is not installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family import ask
+from lora import compare
+from parity import ROWS, LoadedModels, make_llm
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.in_process
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "decoder and tower": ("qwen2_vl", "i", {"target_modules": r".*(q_proj|down_proj|visual\..*qkv)", "use_rslora": True}),
+    "dora": ("qwen2_vl", "i", {"target_modules": r".*language_model.*(v_proj|up_proj)", "use_dora": True}),
+    "tables": ("llava", "i", {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
+    "modules": (
+        "llava", "i", {"target_modules": r".*language_model.*v_proj", "modules_to_save": ["multi_modal_projector", "lm_head"]},
+    ),
+    "whisper": ("whisper", "a", {"target_modules": ["q_proj", "v_proj", "fc1"]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_those_of_peft(tmp_path: Path, case: str) -> None:
+    name, items, settings = CASES[case]
+    row, base = ROWS[name], LoadedModels(tmp_path).folder(name)
+    model, processor = row.load(base)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, **settings))
+    gen = torch.Generator().manual_seed(0)
+    for key, parameter in adapted.named_parameters():
+        if "lora_" in key or "modules_to_save" in key:
+            parameter.data += torch.randn(parameter.shape, generator=gen) / 8
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    with make_llm(row, base, enable_lora=True) as llm:
+        llm.load_adapter("mine", tmp_path / "adapter")
+        compare(llm, row, adapted.eval(), processor, ask(row, items, 0), adapter="mine")
+        with adapted.disable_adapter():
+            compare(llm, row, adapted, processor, ask(row, items, 0))
