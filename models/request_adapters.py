@@ -34,14 +34,16 @@ from .interface import Model, StepLimits, SupportsAdapters
 from .layers.basic import Converter, Convertible, EmbeddingTable, Norm
 from .layers.linear import Linear, LmHead
 from .layers.moe import Mixture, ModalityMixture
-from .layers.row_adapter import ENCODER_ROWS, ActiveAdapters, AdapterSlot, LayerChange, RowGroup
+from .layers.row_adapter import ENCODER_ROWS, ActiveAdapters, AdapterSlot, ExpertSlot, LayerChange, RowGroup
 from .memory_formulas import OpBytes
 from .text.attention import CrossAttention
 from .text.decoder import Mixer
 from .text.encoder_decoder import CrossDecoderCrossAttention
 
-ModelPart = Literal["decoder", "cross", "head", "encoder"]
-"""A part of the model whose layers get the same rows: decoder, keys of cross-attention, head, or encoders and connectors."""
+ModelPart = Literal["decoder", "experts", "cross", "head", "encoder"]
+"""A part of the model whose layers get the same rows: the decoder, its experts (which divide the rows), keys of
+cross-attention, the head, or encoders and connectors.
+"""
 _CHECKED_ROWS = 64  # about so many rows of a converted weight are compared
 _OF_HEADS = re.compile(r"(q|k|v|query|key|value)[a-z_]*norm")
 """Norms of heads, whose weights attention reads without calling them."""
@@ -49,8 +51,6 @@ _OF_HEADS = re.compile(r"(q|k|v|query|key|value)[a-z_]*norm")
 
 class AdaptedLayers:
     """The layers of decoder, head, encoders and connectors that adapters of requests may change.
-
-    Experts are left out, because the rows that they get are not those of the step.
 
     Args:
         stored: names of the checkpoint's tensors.
@@ -67,6 +67,7 @@ class AdaptedLayers:
             raise ConfigError("<<param=>>True: this checkpoint has adapters of its own; leave it out", param="enable_lora")
         self._model: ref[SupportsAdapters] = ref(model)  # weak, because the model refers to this object
         self.active: Mapping[ModelPart, ActiveAdapters] = {part: ActiveAdapters() for part in get_args(ModelPart)}
+        self._calls: ActiveAdapters = ActiveAdapters()  # of the layers of experts
         self._layers: list[AdaptedLayer] = []
         self._part_of: list[ModelPart] = []
         self._shards: dict[str, tuple[int, slice]] = {}  # canonical name of a tensor -> number of its layer, and its outputs
@@ -95,16 +96,27 @@ class AdaptedLayers:
         elif isinstance(module, EmbeddingTable | Norm):
             number, (rows, _) = self._add(module, part), layer_shape(module)
             self._shards |= {name: (number, slice(0, rows)) for name, _ in module.tensors(path)}
+        if isinstance(module, Mixture | ModalityMixture):
+            self._add_mixture(path, module, part)
+            return
         for name, child in module.named_children():
             of_heads = isinstance(child, Norm) and (isinstance(module, Mixer) or _OF_HEADS.search(name))
-            if not of_heads and not isinstance(child, Mixture | ModalityMixture):
+            if not of_heads:
                 crosses = name == "kv" and isinstance(module, CrossAttention | CrossDecoderCrossAttention)
                 self._add_layers(f"{path}.{name}", child, "cross" if crosses else part)
+
+    def _add_mixture(self, path: str, module: Mixture | ModalityMixture, part: ModelPart) -> None:
+        """Add the shared expert, and experts of a decoder that are layers of their own. Routers keep their weights."""
+        if module.shared_experts is not None:
+            self._add_layers(f"{path}.shared_experts", module.shared_experts, part)
+        if isinstance(module, Mixture) and module.stacked is None and part == "decoder":
+            module.slot = ExpertSlot(self.active["experts"], self._calls)
+            self._add_layers(f"{path}.experts", module.experts, "experts")
 
     def _add(self, layer: AdaptedLayer, part: ModelPart) -> int:
         """Give a layer its slot, and return its number."""
         if layer.slot is None:
-            layer.slot = AdapterSlot(len(self._layers), self.active[part])
+            layer.slot = AdapterSlot(len(self._layers), self._calls if part == "experts" else self.active[part])
             self._layers.append(layer)
             self._part_of.append(part)
         return layer.slot.number
@@ -233,10 +245,10 @@ class AdaptedLayers:
         return total
 
     def capacity(self, count: int, rank: int) -> int:
-        """Return the bytes of so many adapters of this rank that change every layer with a matrix, with DoRA."""
+        """Return the bytes of so many adapters of this rank that change every layer but norms and experts, with DoRA."""
         total = 0
-        for layer in self._layers:
-            if not isinstance(layer, Norm):
+        for layer, part in zip(self._layers, self._part_of, strict=True):
+            if part != "experts" and not isinstance(layer, Norm):
                 total += pairs_bytes(layer, [(rank, rows) for rows in _shard_rows(layer)])
                 total += 0 if isinstance(layer, EmbeddingTable) else gain_bytes(layer, layer.outputs)
         return count * total

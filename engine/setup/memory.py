@@ -385,8 +385,11 @@ def _forward_bytes(config: EngineConfig, model: Model, step: StepLimits) -> int:
     layers = adapted_layers(model)
     if layers is None:
         return model.forward_bytes(step)
-    crossing = layers.step_bytes("cross", replace(step, rows=step.cross_keys or step.keys), config.max_lora_rank)
-    return model.forward_bytes(step) + max(layers.step_bytes("decoder", step, config.max_lora_rank), crossing)
+    rank, crossing = config.max_lora_rank, replace(step, rows=step.cross_keys or step.keys)
+    largest = max(layers.step_bytes("decoder", step, rank), layers.step_bytes("cross", crossing, rank))
+    experts = layers.step_bytes("experts", step, rank)  # beside it, copies of the rows of one adapter, and of their results
+    copies = 4 * step.rows * model.hidden_size * model.cache_specs[0].dtype.itemsize if experts else 0
+    return model.forward_bytes(step) + max(largest, experts + copies)
 
 
 def resolve_cache_memory(

@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from ...kernels.streams import copy_to_host
 from ...mm.rules import CAUSAL, PromptAttention
 from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
+from ...models.request_adapters import ModelPart
 from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_requests import LikelyTokens, PoolingRequest, keeps_rows
 from ..types import EncodeResult, LoadedAdapter, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
@@ -239,12 +240,14 @@ class ModelRunner:
             batch = self.predictor.watch(batch)
         starts = [0, *accumulate(task.num_tokens for _, task in scheduled)]
         if self.adapters is not None:
-            names, crossing = [sequence.adapter for sequence, _ in scheduled], cross_counts(scheduled)
-            groups = self.adapters.groups("decoder", names, [task.num_tokens for _, task in scheduled], self.staging)
-            cross_groups = self.adapters.groups("cross", names, crossing, self.staging) if any(crossing) else []
-            if groups or cross_groups:  # which are not recorded
-                layers = layers_of(model)
-                with layers.applied("decoder", groups, starts[-1]), layers.applied("cross", cross_groups, sum(crossing)):
+            counts = [task.num_tokens for _, task in scheduled]
+            rows_of_part: dict[ModelPart, list[int]] = {"decoder": counts, "experts": counts, "cross": cross_counts(scheduled)}
+            names = [sequence.adapter for sequence, _ in scheduled]
+            groups = {part: self.adapters.groups(part, names, own, self.staging) for part, own in rows_of_part.items()}
+            if any(groups.values()):  # which are not recorded
+                with ExitStack() as applied:
+                    for part, own in rows_of_part.items():
+                        applied.enter_context(layers_of(model).applied(part, groups[part], sum(own)))
                     return model.forward(batch), starts
         return self.decode_graphs(model.forward, batch), starts
 

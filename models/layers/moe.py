@@ -26,6 +26,7 @@ from .basic import Converter, Norm, Renamed, TensorModule, WeightedLayer
 from .builder import StoredTensor
 from .linear import Linear, weights_deferred
 from .mlp import GatedMlp, PlainMlp, gated_mlp_bytes
+from .row_adapter import ExpertSlot
 
 _NUMBERED_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 """Mixtral's names of an expert's layers."""
@@ -57,7 +58,12 @@ class Mixture(WeightedLayer):
     Args:
         modality: index of the experts' width in `spec.inner`.
         shared: width of the shared expert, 0 for none; None: as the spec says.
+
+    Attributes:
+        slot: the adapters of requests that change experts; None if they do not.
     """
+
+    slot: ExpertSlot | None = None
 
     def __init__(
         self, dim: int, spec: MoeSpec, dtype: torch.dtype, device: torch.device, *, modality: int = 0, shared: int | None = None
@@ -109,6 +115,12 @@ class Mixture(WeightedLayer):
 
         `scored`: rows for the router; None: `x`.
         """
+        if self.slot is not None and self.slot.step.groups:
+            return self.slot.run(x, scored, lambda rows, scored_rows: self._routed(rows, None, None, scored_rows))
+        return self._routed(x, selected, out, scored)
+
+    def _routed(self, x: Tensor, selected: Tensor | None, out: Tensor | None, scored: Tensor | None) -> Tensor:
+        """Do what `routed` does, for the adapters that the layers of experts have now."""
         correction = None if self.correction is None else self.correction.weight
         weights, chosen = route(self.gate((x if scored is None else scored).float()), self.rule, correction)
         if self.expert_scale is not None:

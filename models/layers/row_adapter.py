@@ -5,10 +5,11 @@ Sources: arXiv 2106.09685, and 2402.09353 for DoRA.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -157,6 +158,42 @@ class ActiveAdapters:
     def __init__(self) -> None:
         self.groups: Sequence[RowGroup] = ()
         self.num_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class ExpertSlot:
+    """The adapters of a mixture's experts, whose layers get other rows than those of the step.
+
+    Args:
+        step: of the rows of the step.
+        calls: of the layers of experts, which compute the rows of one adapter at a time.
+    """
+
+    step: ActiveAdapters
+    calls: ActiveAdapters
+
+    def run(self, x: Tensor, scored: Tensor | None, compute: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
+        """Return `compute(x, scored)` for all rows, with those of each adapter in a call of their own.
+
+        Args:
+            x: `[rows, dim]`. scored: `[rows, dim]`, or None.
+        """
+        left, out = torch.ones(len(x), dtype=torch.bool, device=x.device), torch.empty_like(x)
+        for group in self.step.groups:
+            self.calls.groups = (RowGroup(None, group.changes),)
+            try:
+                if group.rows is None:
+                    return compute(x, scored)
+                out.index_copy_(0, group.rows, compute(*_select(x, scored, group.rows)))
+            finally:
+                self.calls.groups = ()
+            left[group.rows] = False
+        rows = left.nonzero().flatten()
+        return out.index_copy_(0, rows, compute(*_select(x, scored, rows))) if len(rows) else out
+
+
+def _select(x: Tensor, scored: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    return x.index_select(0, rows), None if scored is None else scored.index_select(0, rows)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,16 @@ def test_calls_of_trl(base: Path) -> None:
     policy = {name: tensor for name, tensor in load_file(base / "model.safetensors").items() if "q_proj" in name}
     llm, texts = LLM(model=str(base), **ENGINE), list[Any]()
     params = SamplingParams(
-        n=2, repetition_penalty=1.0, temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0, max_tokens=6, logprobs=0, ignore_eos=True
+        n=2,
+        seed=0,
+        repetition_penalty=1.0,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=-1,
+        min_p=0.0,
+        max_tokens=6,
+        logprobs=0,
+        ignore_eos=True,
     )
     with llm:
         llm.sleep(level=2)
@@ -62,10 +71,12 @@ def test_calls_of_verl(base: Path, tmp_path: Path) -> None:
     model, _ = ROW.load(base)
     folder = write(tmp_path / "adapter", str(base), matrices(model, r"language_model.*q_proj$"))
     question = ask(ROW, "i", 0).ours
-    with LLM(
-        model=str(base), enable_lora=True, max_loras=1, max_lora_rank=8, load_format="auto", skip_tokenizer_init=False,
-        disable_log_stats=True, enable_chunked_prefill=True, enable_prefix_caching=True, trust_remote_code=False, **ENGINE,
-    ) as llm:  # fmt: skip
+    with pytest.warns(UserWarning, match="without effect"):
+        llm = LLM(
+            model=str(base), enable_lora=True, max_loras=1, max_lora_rank=8, load_format="auto", skip_tokenizer_init=False,
+            disable_log_stats=True, enable_chunked_prefill=True, enable_prefix_caching=True, trust_remote_code=False, **ENGINE,
+        )  # fmt: skip
+    with llm:
         llm.sleep(level=1)
         llm.wake_up(tags=["weights"])
         llm.update_weights(iter(load_file(base / "model.safetensors").items()))
