@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,8 +44,6 @@ ModelPart = Literal["decoder", "experts", "cross", "head", "encoder"]
 cross-attention, the head, or encoders and connectors.
 """
 _CHECKED_ROWS = 64  # about so many rows of a converted weight are compared
-_OF_HEADS = re.compile(r"(q|k|v|query|key|value)[a-z_]*norm")
-"""Norms of heads, whose weights attention reads without calling them."""
 
 
 class AdaptedLayers:
@@ -100,8 +97,7 @@ class AdaptedLayers:
             self._add_mixture(path, module, part)
             return
         for name, child in module.named_children():
-            of_heads = isinstance(child, Norm) and (isinstance(module, Mixer) or _OF_HEADS.search(name))
-            if not of_heads:
+            if not isinstance(child, Norm) or (child.takes_adapters and not isinstance(module, Mixer)):
                 crosses = name == "kv" and isinstance(module, CrossAttention | CrossDecoderCrossAttention)
                 self._add_layers(f"{path}.{name}", child, "cross" if crosses else part)
 

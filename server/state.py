@@ -231,6 +231,12 @@ class Server:
                 _log.warning("the adapter %s is removed, because it cannot be loaded again: %s", name, error)
                 adapters.pop(name, None)
 
+    def check_model(self, name: str | None) -> None:
+        """Raise HttpError if a request names another model, or an adapter, which its endpoint does not take."""
+        if self.adapter_of(name) is not None:
+            reason = f"{short_repr(name)} is an adapter, which this endpoint does not take; name {short_repr(self.name)}"
+            raise HttpError(400, reason, "unsupported", "model")
+
 
 def services_of(request: HTTPConnection) -> Services:
     services: Services = request.app.state.services

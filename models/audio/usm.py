@@ -237,6 +237,7 @@ class UsmConvolutionBlock(TensorModule):
         self.kernel, self.stride = spec.kernels[number], spec.strides[number]
         self.conv = Linear(self.kernel[0] * self.kernel[1] * inner, {"conv": outer}, False, dtype, device)
         self.norm = Norm(outer, spec.eps, False, dtype, device, centered=self.cumulative is None)
+        self.norm.takes_adapters = self.cumulative is None
 
     def forward(self, x: Tensor) -> Tensor:
         time = (1, 1) if self.cumulative is None else (0, self.kernel[0] - 1)

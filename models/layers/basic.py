@@ -75,10 +75,12 @@ class Norm(WeightedLayer):
         stored: last part of the name in the checkpoint, if it differs from the module's own.
 
     Attributes:
-        slot: as in Linear. Norms of heads have none.
+        slot: as in Linear.
+        takes_adapters: False if the weight is read without a call of the norm, as attention does with norms of heads.
     """
 
     slot: AdapterSlot | None = None
+    takes_adapters = True
 
     def __init__(
         self,

@@ -198,6 +198,7 @@ class CrossAttention(TensorModule):
         self.kv = Linear(stack.hidden_size, dict.fromkeys(("k_proj", "v_proj"), kv_heads * dim), spec.bias, dtype, device)
         self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
         self.q_norm, self.k_norm = (Norm(dim, stack.eps, False, dtype, device) for _ in range(2))
+        self.q_norm.takes_adapters = self.k_norm.takes_adapters = False
         self.cache_spec = CacheSpec("cross", kv_heads, dim, dtype, optional=True)
 
     def forward(self, x: Tensor, rows: Tensor | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:

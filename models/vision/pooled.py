@@ -94,6 +94,8 @@ class PooledTowerLayer:
         self.qkv = [ClippedLinear(name, s.width, size, attention, s.clipped) for name, size in sizes.items()]
         self.out = ClippedLinear("o_proj", inner, s.width, attention, s.clipped)
         self.qk_norms = [attention.norm(name, s.head_dim, s.eps, False) for name in ("q_norm", "k_norm")]
+        for norm in self.qk_norms:
+            norm.takes_adapters = False
         self.value_norm = Norm(s.head_dim, s.eps, False, build.dtype, build.device, learned=False)
         self.up = [ClippedLinear(name, s.width, s.inner, mlp, s.clipped) for name in ("gate_proj", "up_proj")]
         self.down = ClippedLinear("down_proj", s.inner, s.width, mlp, s.clipped)

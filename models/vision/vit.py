@@ -50,6 +50,8 @@ class VisionAttention:
         self.out = build.linear([names.out], inner, [s.width], s.out_bias)
         widths = (s.head_dim, s.head_dim) if s.qk_norm == "head" else (inner, keys)
         self.norms = [build.norm(*norm, s.eps, False) for norm in zip(names.qk_norms, widths, strict=True)] if s.qk_norm else []
+        for norm in self.norms:
+            norm.takes_adapters = s.qk_norm != "head"
 
     def __call__(self, x: Tensor, meta: TowerMetadata, segments: list[int]) -> Tensor:
         heads = (self.heads, self.key_heads, self.key_heads)

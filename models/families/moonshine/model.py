@@ -66,6 +66,7 @@ class MoonshineEncoder(nn.Module):
         self.config, self.dtype = c, dtype
         self.conv1 = Linear(127, {"conv1": c.width}, False, dtype, device)
         self.groupnorm = Norm(c.width, EPS, True, dtype, device)
+        self.groupnorm.takes_adapters = False
         self.conv2 = Linear(7 * c.width, {"conv2": 2 * c.width}, True, dtype, device)
         self.conv3 = Linear(3 * 2 * c.width, {"conv3": c.width}, True, dtype, device)
         self.rotary = Rotary(rope, device)
