@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers.")
 @pytest.mark.parametrize("case", CASES)
 def test_answers_are_those_of_peft(tmp_path: Path, case: str) -> None:
     name, items, settings = CASES[case]
@@ -38,6 +39,7 @@ def test_answers_are_those_of_peft(tmp_path: Path, case: str) -> None:
     adapted.save_pretrained(str(tmp_path / "adapter"))
     with make_llm(row, base, enable_lora=True) as llm:
         llm.load_adapter("mine", tmp_path / "adapter")
-        compare(llm, row, adapted.eval(), processor, ask(row, items, 0), adapter="mine")
+        oracle = adapted.eval().get_base_model()  # transformers' class with the layers of peft
+        compare(llm, row, oracle, processor, ask(row, items, 0), adapter="mine")
         with adapted.disable_adapter():
-            compare(llm, row, adapted, processor, ask(row, items, 0))
+            compare(llm, row, oracle, processor, ask(row, items, 0))
