@@ -207,6 +207,7 @@ _NAMES: dict[str, str] = {
     "step3_vl": "Step3VL10BForCausalLM Step3VLForConditionalGeneration StepVLForConditionalGeneration",
     "terratorch": "Terratorch",
     "ultravox": "UltravoxModel",
+    "video_llama_3": "VideoLlama3ForConditionalGeneration",
     "voxtral": "VoxtralConsolidated VoxtralForConditionalGeneration",
     "voxtral_realtime": "VoxtralRealtimeConsolidated VoxtralRealtimeForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",

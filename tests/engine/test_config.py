@@ -198,7 +198,7 @@ def test_remote_code_of_an_implemented_architecture_is_ignored(tmp_path):
 
 def test_remote_code_of_a_class_in_transformers_is_ignored(tmp_path):
     code = {"auto_map": {"AutoProcessor": "processing.Processor"}}
-    write(tmp_path, config={"architectures": ["VideoLlama3ForConditionalGeneration"]}, preprocessor_config=code)
+    write(tmp_path, config={"architectures": ["FastVlmForConditionalGeneration"]}, preprocessor_config=code)
     assert resolve_architecture(load_model_files(tmp_path)) is FALLBACK
 
 
@@ -210,7 +210,7 @@ def test_a_class_that_cannot_be_imported_is_not_called_unknown(tmp_path, monkeyp
             raise ModuleNotFoundError(name) from RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setitem(sys.modules, "transformers", Broken("transformers"))
-    files = load_model_files(write(tmp_path, config={"architectures": ["VideoLlama3ForConditionalGeneration"]}))
+    files = load_model_files(write(tmp_path, config={"architectures": ["FastVlmForConditionalGeneration"]}))
     with pytest.raises(ConfigError, match=r"^transformers 5.0 cannot import .*torchvision::nms does not exist.* for torch"):
         resolve_architecture(files)
 

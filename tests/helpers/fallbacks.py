@@ -136,7 +136,7 @@ def audioflamingo3(tok):
 BUILD = {build.__name__: build for build in (aya_vision, ovis2, video_llama_3, glm4v_moe, audioflamingo3)}
 
 
-NATIVE = ("AudioFlamingo3", "AyaVision", "Glm4vMoe", "Ovis2")
+NATIVE = ("AudioFlamingo3", "AyaVision", "Glm4vMoe", "Ovis2", "VideoLlama3")
 """Classes of BUILD that sensorium implements."""
 
 

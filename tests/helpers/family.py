@@ -177,6 +177,11 @@ def takes_all(modality: str, size: Sequence[int]) -> bool:
     return False
 
 
+def is_sliver(modality: str, size: Sequence[int]) -> bool:
+    """Refuse images and frames whose sides differ by more than 200:1, as Qwen2-VL's rule does."""
+    return max(size[-2:]) > 200 * min(size[-2:])
+
+
 def write_prompt(placeholders: Sequence[str], seed: int) -> str:
     return f"def f{seed}(x):" + " and ".join(placeholders) + " return it" + " + x" * (seed % 5)
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import fallbacks
 import mtp
 import pytest
 import torch
@@ -324,8 +325,9 @@ def test_tensors_that_are_missing_or_unknown_are_named(name: str, lost: str, wor
         LLM(less, load_mtp=True, device="cpu")
 
 
-def test_they_need_a_decoder_of_ours(world: World, built: Callable[[str], Path]) -> None:
+def test_they_need_a_decoder_of_ours(world: World, built: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="needs the decoder, not parts='encoder'; leave one of them out"):
         LLM(world("glm_ocr")[0], load_mtp=True, parts="encoder", device="cpu")
+    fallbacks.hide_native(monkeypatch)
     with pytest.raises(ConfigError, match="needs a decoder-only model that does not run through transformers"):
         LLM(built("video_llama_3"), load_mtp=True, device="cpu")

@@ -95,7 +95,7 @@ def test_tensors_and_tokens_are_the_oracles(row: Family, loaded: LoadedModels) -
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.full)])
 @each
 def test_every_size_takes_the_oracles_tokens(row: Family, loaded: LoadedModels, every: int) -> None:
-    """The plan, made from headers only, has the same number of tokens."""
+    """The plan, made from headers only, has the same number of tokens, or more if only the decoded item tells them."""
     inputs, processor = inputs_of(row, loaded.folder(row.name)), loaded.oracle(row.name)[1]
     letters = {modality: letter for letter, modality in family.LETTERS.items()}
     for modality in row.placeholders:
@@ -107,8 +107,8 @@ def test_every_size_takes_the_oracles_tokens(row: Family, loaded: LoadedModels, 
                 continue
             prepared = inputs.process(question.ours)
             assert list(prepared.token_ids) == question.theirs(processor)["input_ids"][0].tolist(), f"{modality} {size}"
-            planned = [item.num_tokens for item in inputs.plan(question.ours)]
-            assert planned == [item.num_tokens for item in prepared.items]
+            for plan, item in zip(inputs.plan(question.ours), prepared.items, strict=True):
+                assert plan.num_tokens == item.num_tokens or (plan.num_tokens > item.num_tokens and not plan.exact)
 
 
 @pytest.mark.sampled
