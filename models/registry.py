@@ -176,6 +176,7 @@ _NAMES: dict[str, str] = {
     "molmo2": "Molmo2ForConditionalGeneration",
     "moonshine": "MoonshineForConditionalGeneration MoonshineStreamingForConditionalGeneration",
     "moss_transcribe": "MossTranscribeDiarizeForConditionalGeneration",
+    "nemotron_embed": "LlamaNemotronVLForSequenceClassification LlamaNemotronVLModel",
     "nemotron_parse": "NemotronParseForConditionalGeneration",
     "nemotron_vl": "Llama_Nemotron_Nano_VL NemotronH_Nano_VL_V2",
     "nvlm_d": "NVLM_D",

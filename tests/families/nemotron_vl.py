@@ -1,5 +1,7 @@
 """Nemotron-Nano-VL in the parity suite, composed of transformers' RADIO and decoders, with the publisher's own pixels.
 
+Its embedder is composed of transformers' SigLIP and Llama.
+
 Sizes, tiles and texts follow vLLM's processor and, for dynamic resolution, transformers' of Nemotron-Omni.
 """
 
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from embedder import Embedder
 from family import FPS, IMAGE_SIZES, VIDEO_SIZES, Family, as_sampled
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 from PIL import Image
@@ -270,6 +273,111 @@ def row(name, build, sizes=None, **more):
     )
 
 
+SIGLIP = {
+    "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "image_size": TILE, "patch_size": 12, "vision_use_head": False,
+}  # fmt: skip
+
+
+class EmbedderOracle(nn.Module):
+    """SigLIP, squares of rows, two layers, and a Llama whose tokens all see each other, under the publisher's names."""
+
+    def __init__(self, config):
+        super().__init__()
+        ensure_torchvision()
+        import transformers as tf
+
+        self.config, text = config, {**config["llm_config"], "model_type": "llama"}
+        vision, wide = tf.SiglipVisionConfig(**config["vision_config"]), 4 * SIGLIP["hidden_size"]
+        self.vision_model = tf.SiglipVisionModel._from_config(vision, attn_implementation="eager")
+        hidden = text["hidden_size"]
+        self.mlp1 = nn.Sequential(nn.LayerNorm(wide), nn.Linear(wide, hidden), nn.GELU(), nn.Linear(hidden, hidden))
+        self.language_model = tf.LlamaModel._from_config(tf.LlamaConfig(**text), attn_implementation="eager")
+
+    def forward(self, input_ids, pixel_values=None):
+        from transformers.models.nemotron_h_omni.modeling_nemotron_h_omni import NemotronH_Omni_Reasoning_V3 as Omni
+
+        embeds = self.language_model.get_input_embeddings()(input_ids)
+        if pixel_values is not None:
+            rows, side = self.vision_model(pixel_values).last_hidden_state, TILE // 12
+            squares = Omni.pixel_shuffle(None, rows.unflatten(1, (side, side)))
+            embeds[input_ids == self.config["img_context_token_id"]] = self.mlp1(squares.flatten(0, 2))
+        seen = torch.zeros(1, 1, *(2 * [input_ids.shape[1]]))
+        hidden = self.language_model(inputs_embeds=embeds, attention_mask=seen).last_hidden_state[0]
+        return F.normalize(hidden.mean(0), dim=-1)
+
+    def save_pretrained(self, folder, max_shard_size=None):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config))
+        save_file({name: one.contiguous() for name, one in self.state_dict().items()}, folder / "model.safetensors")
+
+
+class TokenizerAlone(SimpleNamespace):
+    def save_pretrained(self, folder):
+        self.tokenizer.save_pretrained(folder)
+
+
+def build_embedder(seed):
+    words = fast_tokenizer(["<IMG_CONTEXT>", "<img>", "</img>", "<eos>"], eos_token="<eos>", pad_token="<eos>")
+    config = {
+        "architectures": ["LlamaNemotronVLModel"],
+        "model_type": "llama_nemotron_vl",
+        "downsample_ratio": 0.5,
+        "force_image_size": TILE,
+        "img_context_token_id": words.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        "llm_config": {**text_config(words, False), "model_type": "llama_bidirec", "pooling": "avg"},
+        "max_dynamic_patch": 4,
+        "vision_config": SIGLIP,
+    }
+    model = EmbedderOracle(config).eval()
+    randomise(model, seed)
+    sharpen(model.vision_model)
+    return model, TokenizerAlone(tokenizer=words)
+
+
+def load_embedder(folder):
+    import transformers as tf
+
+    model = EmbedderOracle(json.loads((folder / "config.json").read_text()))
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model.eval(), TokenizerAlone(tokenizer=tf.PreTrainedTokenizerFast.from_pretrained(folder))
+
+
+def embedder_inputs(processor, item):
+    if isinstance(item, str):
+        return {"input_ids": processor.tokenizer(item, return_tensors="pt")["input_ids"]}
+    views = torch.stack(tiles(item, closest, by_pillow)) / 255
+    prompt = f"<img>{'<IMG_CONTEXT>' * (len(views) * (TILE // 24) ** 2)}</img>"
+    return {"input_ids": processor.tokenizer(prompt, return_tensors="pt")["input_ids"], "pixel_values": (views - 0.5) / 0.5}
+
+
+def embedder_tensors(given, features):
+    squares = features[0].kwargs["pixel_values"].data.view(-1, 2, 2, 2, 2, 3, 12, 12).permute(0, 5, 1, 3, 6, 2, 4, 7)
+    yield "pixel_values", squares.reshape(given["pixel_values"].shape), given["pixel_values"]
+
+
+def count_rows(processor, given):
+    return int((given["input_ids"] == processor.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")).sum())
+
+
+EMBEDDERS = [
+    Embedder(
+        "nemotron_embed",
+        build_embedder,
+        inputs=embedder_inputs,
+        run=lambda model, given: model(**given),
+        tensors=embedder_tensors,
+        count=count_rows,
+        score=lambda model, query, document: query @ document,
+        load=load_embedder,
+        layouts={
+            "SigLIP's nested names": (
+                lambda name: name.replace("vision_model.", "vision_model.vision_model."),
+                lambda config: config,
+            ),
+        },
+    )
+]
 DYNAMIC = {"args": {"min_num_patches": LEAST, "max_num_patches": MOST}, "video": {
     "video_target_num_patches": MOST, "video_maintain_aspect_ratio": True,
 }}  # fmt: skip
