@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 
 import torch
-from family import Family
+from family import Family, is_sliver
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 from safetensors.torch import load_file
 from torch import nn
@@ -151,7 +151,7 @@ FAMILY = Family(
     build,
     placeholders={"image": "<|img|><|imgpad|><|endofimg|>"},
     sizes={"image": [(90, 130), (60, 60), (140, 70)]},
-    refuses=lambda modality, size: max(size) > 200 * min(size),
+    refuses=is_sliver,
     call=call,
     load=load,
     finish=finish,

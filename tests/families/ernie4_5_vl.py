@@ -4,7 +4,7 @@ import functools
 import tempfile
 from pathlib import Path
 
-from family import IMAGE_SIZES, VIDEO_SIZES, Family, as_sampled, call_sampled
+from family import IMAGE_SIZES, VIDEO_SIZES, Family, as_sampled, call_sampled, is_sliver
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from PIL import ImageFont
 
@@ -50,17 +50,13 @@ def build(seed, tie=False, draw=True):
     )
 
 
-def refuses(modality, size):
-    return max(size[-2:]) > 200 * min(size[-2:])
-
-
 FAMILY = Family(
     "ernie4_5_vl",
     build,
     placeholders={m: "".join(SPECIALS[name] for name in (f"{m}_start", m, f"{m}_end")) for m in ("image", "video")},
     sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
     grid={"image": [*IMAGE_SIZES, (2, 500)], "video": VIDEO_SIZES},
-    refuses=refuses,
+    refuses=is_sliver,
     ours=as_sampled,
     call=call_sampled,
     layouts={"as published": [("model.vision_model.", "vision_model.")]},

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from family import Family, rows_in_squares
+from family import Family, is_sliver, rows_in_squares
 from oracle import fast_tokenizer, load_oracle, randomise, sharpen, text_config
 
 SPECIALS = ("<eos>", "<start>", "<image>", "<end>")
@@ -74,7 +74,7 @@ def row(name, **more):
         build,
         placeholders={"image": "<start><image><end>"},
         sizes={"image": [(90, 130), (60, 60), (140, 70)]},
-        refuses=lambda modality, size: max(size) > 200 * min(size),
+        refuses=is_sliver,
         tensors=rows_in_squares,
         load=load,
         silent=SILENT,

@@ -1,6 +1,6 @@
 """HyperCLOVA X SEED Think in the parity suite."""
 
-from family import IMAGE_SIZES, VIDEO_SIZES, Family
+from family import IMAGE_SIZES, VIDEO_SIZES, Family, is_sliver
 from oracle import build_processor, ensure_torchvision, randomise, text_config, token_ids
 
 VISION = {
@@ -31,10 +31,6 @@ def build(seed, tie=True, text="hyperclovax", **changes):
     return model, tf.HyperCLOVAXVisionV2Processor(images, words, videos)
 
 
-def refuses(modality, size):
-    return max(size[-2:]) > 200 * min(size[-2:])
-
-
 MARKED = "<|vision_start|><|{}_pad|><|vision_end|>"
 FAMILY = Family(
     "hyperclovax_v2",
@@ -42,7 +38,7 @@ FAMILY = Family(
     placeholders={"image": MARKED.format("image"), "video": MARKED.format("video")},
     sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
     grid={"image": [*IMAGE_SIZES, (2, 500)], "video": VIDEO_SIZES},
-    refuses=refuses,
+    refuses=is_sliver,
     oracle_positions=lambda model, inputs: None,
     variants={
         "a head": {"tie": False},

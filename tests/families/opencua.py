@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from family import IMAGE_SIZES, Family, run_oracle
+from family import IMAGE_SIZES, Family, is_sliver, run_oracle
 from oracle import build_model, build_processor, load_oracle, token_ids
 from safetensors.torch import load_file, save_file
 
@@ -65,7 +65,7 @@ FAMILY = Family(
     placeholders={"image": "<|image_pad|>"},
     sizes={"image": [(90, 130), (60, 60), (140, 70)]},
     grid={"image": [*IMAGE_SIZES, (2, 500)]},
-    refuses=lambda modality, size: max(size) > 200 * min(size),
+    refuses=is_sliver,
     oracle_positions=lambda model, inputs: None,
     run=run,
     finish=finish,
