@@ -1,0 +1,38 @@
+"""Products of low-rank adapters: `out += (x @ down.T) @ up`, each row with the adapter of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.nn import functional as F
+
+PANEL = 16
+"""Outputs that the kernel computes together."""
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankWeights:
+    """What an adapter adds to a linear layer. All tensors have one dtype and device.
+
+    Args:
+        down: `[ranks of all shards, inputs]`.
+        ups: per shard: its rows of `down`, its outputs, and `pack_up` of its other matrix, with the scale multiplied in.
+        gains: number of a shard -> `pad_outputs` of gain and shift, by which the layer's own outputs are changed first (DoRA).
+    """
+
+    down: Tensor
+    ups: Sequence[tuple[slice, slice, Tensor]]
+    gains: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+def pack_up(up: Tensor) -> Tensor:
+    """Return `up [outputs, rank]` in panels: `[outputs / PANEL, rank, PANEL]`, padded with zeros."""
+    padded = F.pad(up, (0, 0, 0, -len(up) % PANEL))
+    return padded.view(-1, PANEL, up.shape[1]).transpose(1, 2).contiguous()
+
+
+def pad_outputs(values: Tensor) -> Tensor:
+    """Return `values [outputs]` padded with zeros to whole panels."""
+    return F.pad(values, (0, -len(values) % PANEL))
