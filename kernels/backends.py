@@ -142,6 +142,7 @@ BACKENDS = _table(
         "int8_linear": (Backend("native", obstacle=_native_product), Backend("triton", obstacle=_triton()), _TORCH),
         "fp8_linear": (Backend("triton", obstacle=_triton()), _TORCH),
         "int4_linear": (Backend("native", obstacle=_native_product), Backend("triton", obstacle=_triton()), _TORCH),
+        "low_rank": (Backend("native", obstacle=_native), _TORCH),
         "moe": (Backend("triton", "moe.triton", _triton()), Backend("torch", "moe.reference")),
         "causal_conv": (
             Backend("native", "state.native", _native),

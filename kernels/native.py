@@ -36,7 +36,7 @@ _SIGNATURES = {
     "rotate": (_I, _P, _N, _N, _P, _P, _N, _N, _N, _I, _I),
     "activation": (_I, _I, _P, _P, _N, _I),
     "gated": (_I, _I, _P, _P, _N, _N, _I),
-    "low_rank": (_I, _P, _N, _P, _N, _N, _N, _P, _I),
+    "low_rank": (_I, _P, _N, _P, _N, _N, _N, _N, _P, _I),
     "causal_conv": (_I, _P, _N, _P, _P, _P, _N, _N, *_SEQUENCES, _I),
     "linear_recurrence": (_I, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, *_SEQUENCES, _I),
     **{

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from ..callers.errors import CheckpointError
+from ..kernels.dispatch import backend
 from ..kernels.linear import LinearWeight, linear, pack, without_bias
+from ..kernels.low_rank import PANEL, LowRankWeights, pack_up, pad_outputs
 from .layers.basic import EmbeddingTable, Norm
 from .layers.linear import Linear, LmHead
-from .layers.row_adapter import EmbeddingChange, LayerChange, NormChange, OutputGain, PackedPairs
+from .layers.row_adapter import EmbeddingChange, LayerChange, LowRankChange, NormChange, OutputGain, PackedPairs
 from .memory_formulas import packed_weight_bytes
 
 AdaptedLayer = Linear | LmHead | EmbeddingTable | Norm
@@ -85,12 +87,23 @@ def pairs_bytes(layer: AdaptedLayer, shards: Sequence[tuple[int, int]]) -> int:
         return sum(
             rank * rows * dtype.itemsize + packed_weight_bytes(rank, inner, False, dtype, device) for rank, rows in shards
         )
+    if _in_kernel(layer):
+        return dtype.itemsize * sum(rank * (inner + _whole_panels(rows)) for rank, rows in shards)
     down = packed_weight_bytes(inner, sum(rank for rank, _ in shards), False, dtype, device)
     return down + sum(packed_weight_bytes(rank, rows, False, dtype, device) for rank, rows in shards)
 
 
 def gain_bytes(layer: AdaptedLayer, outputs: int) -> int:
-    return 2 * outputs * layer_dtype(layer).itemsize
+    return 2 * (_whole_panels(outputs) if _in_kernel(layer) else outputs) * layer_dtype(layer).itemsize
+
+
+def _in_kernel(layer: AdaptedLayer) -> bool:
+    """Return whether the C++ kernel multiplies the pairs of a layer."""
+    return isinstance(layer, Linear) and backend("low_rank", _planned_device(layer), layer.dtype) == "native"
+
+
+def _whole_panels(outputs: int) -> int:
+    return -(-outputs // PANEL) * PANEL
 
 
 def replaced_bytes(layer: AdaptedLayer, part: ReplacedTensor) -> int:
@@ -118,7 +131,7 @@ def pack_layer(layer: AdaptedLayer, pairs: Sequence[ShardPair], replaced: Sequen
     if isinstance(layer, EmbeddingTable):
         return _pack_embedding(layer, pairs, replaced)
     device, dtype, first = layer.device, layer.dtype, 0
-    downs, ups, ranks = list[Tensor](), list[tuple[slice, slice, LinearWeight]](), dict[int, slice]()
+    downs, ups, ranks = list[Tensor](), list[tuple[slice, slice, Tensor]](), dict[int, slice]()
     gains = _gains(layer, [pair for pair in pairs if pair.magnitude is not None])
     for part in (part for part in replaced if gains):
         raise CheckpointError(f"the adapter replaces {part.module} and has DoRA in the same layer, which is not supported")
@@ -129,9 +142,19 @@ def pack_layer(layer: AdaptedLayer, pairs: Sequence[ShardPair], replaced: Sequen
         up = pair.up.float().to(device) * pair.scale
         if pair.weight in gains:
             up *= gains[pair.weight].gain.float()[:, None]
-        ups.append((ranks[id(pair.down)], pair.outputs, pack(_checked(up.to(dtype), pair.module), None)))
-    down = pack(torch.cat(downs).to(device), None) if downs else None
-    return PackedPairs(down, ups, tuple(gains.values()), _replaced_shards(layer, replaced))
+        ups.append((ranks[id(pair.down)], pair.outputs, _checked(up.to(dtype), pair.module)))
+    shards = _replaced_shards(layer, replaced)
+    if not _in_kernel(layer) or not downs:
+        packed = [(own, outputs, pack(up, None)) for own, outputs, up in ups]
+        return PackedPairs(pack(torch.cat(downs).to(device), None) if downs else None, packed, tuple(gains.values()), shards)
+    padded = {
+        number: (pad_outputs(gains[pair.weight].gain), pad_outputs(gains[pair.weight].shift))
+        for number, pair in enumerate(pairs)
+        if pair.weight in gains
+    }
+    return LowRankChange(
+        LowRankWeights(torch.cat(downs), [(own, outputs, pack_up(up)) for own, outputs, up in ups], padded), shards
+    )
 
 
 def _replaced_shards(layer: Linear | LmHead, replaced: Sequence[ReplacedTensor]) -> list[tuple[slice, LinearWeight]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..callers.errors import CheckpointError, ConfigError
 from ..checkpoints.merged_adapter import ONLY_LAYERS, LowRankPair, ReplacedWeight, weight_of
 from ..checkpoints.weight_files import rename
+from ..kernels.low_rank.native import AdapterTable
 from ..mm.hashing import digest
 from .adapter_packing import (
     AdaptedLayer,
@@ -33,7 +34,16 @@ from .interface import Model, StepLimits, SupportsAdapters
 from .layers.basic import Converter, Convertible, EmbeddingTable, Norm
 from .layers.linear import Linear, LmHead
 from .layers.moe import Mixture, ModalityMixture
-from .layers.row_adapter import ENCODER_ROWS, ActiveAdapters, AdapterSlot, ExpertSlot, LayerChange, RowGroup
+from .layers.row_adapter import (
+    ENCODER_ROWS,
+    ActiveAdapters,
+    AdapterSlot,
+    ExpertSlot,
+    LayerChange,
+    LowRankChange,
+    PackedAdapter,
+    RowGroup,
+)
 from .memory_formulas import OpBytes
 from .text.attention import CrossAttention
 from .text.decoder import Mixer
@@ -268,19 +278,21 @@ class AdaptedLayers:
         """Return whether a layer is a table of embeddings."""
         return isinstance(self._layers[number], EmbeddingTable)
 
-    def pack(self, pairs: Iterable[ShardPair], replaced: Iterable[ReplacedTensor] = ()) -> dict[int, LayerChange]:
-        """Return an adapter's changes as the layers read them, by the number of the layer. Errors: see `pack_layer`."""
-        return {number: pack_layer(self._layers[number], *own) for number, own in by_layer(pairs, replaced).items()}
+    def pack(self, pairs: Iterable[ShardPair], replaced: Iterable[ReplacedTensor] = ()) -> PackedAdapter:
+        """Return an adapter as the layers read it. Errors: see `pack_layer`."""
+        changes = {number: pack_layer(self._layers[number], *own) for number, own in by_layer(pairs, replaced).items()}
+        products = {number: change.weights for number, change in changes.items() if isinstance(change, LowRankChange)}
+        called = {number: change for number, change in changes.items() if number not in products or _replaces(change)}
+        return PackedAdapter(called, AdapterTable(products, len(self._layers)) if products else None)
 
     @contextmanager
     def applied(self, part: ModelPart, groups: Sequence[RowGroup], num_rows: int | None) -> Iterator[None]:
         """Apply adapters to the rows of a part of the model inside the context. `num_rows`: as in ActiveAdapters."""
-        active = self.active[part]
-        active.groups, active.num_rows = groups, num_rows
+        self.active[part].set(groups, num_rows)
         try:
             yield
         finally:
-            active.groups = ()
+            self.active[part].set((), None)
 
 
 def adapted_layers(model: Model) -> AdaptedLayers | None:
@@ -295,6 +307,10 @@ def content_digest(pairs: Iterable[ShardPair], replaced: Iterable[ReplacedTensor
     tensors = sorted(replaced, key=lambda part: part.name)
     changes = [[pair.weight, pair.scale, pair.down, pair.up, pair.magnitude] for pair in ordered]
     return digest("sensorium.lora", changes, [[part.name, part.tensor] for part in tensors])
+
+
+def _replaces(change: LayerChange) -> bool:
+    return isinstance(change, LowRankChange) and bool(change.replaced)
 
 
 def _shard_rows(layer: AdaptedLayer) -> Sequence[int]:

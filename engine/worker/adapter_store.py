@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,7 @@ from ...checkpoints.merged_adapter import MergedAdapter
 from ...checkpoints.weight_files import ADAPTER_WEIGHTS, file_headers, read_file
 from ...models.adapter_packing import ReplacedTensor, ShardPair
 from ...models.interface import Model
-from ...models.layers.row_adapter import LayerChange, RowGroup
+from ...models.layers.row_adapter import PackedAdapter, RowGroup
 from ...models.request_adapters import AdaptedLayers, ModelPart, adapted_layers, content_digest
 from ...processors.files import ADAPTER
 from ..types import LoadedAdapter
@@ -31,15 +31,16 @@ class _StoredAdapter:
     """An adapter as the layers read it.
 
     Args:
-        changes: by the number of the layer.
         encoder_identity: as in LoadedAdapter.
         parts: those that it changes.
+        called: those of which it changes a layer by more than products of the C++ kernel, which are recorded.
     """
 
-    changes: Mapping[int, LayerChange]
+    packed: PackedAdapter
     num_bytes: int
     encoder_identity: str
     parts: frozenset[ModelPart]
+    called: frozenset[ModelPart]
 
 
 class AdapterStore:
@@ -90,6 +91,7 @@ class AdapterStore:
         encoder_pairs = [pair for pair in pairs if layers.is_of_encoder(pair.number)]
         encoder_replaced = [part for part in replaced if layers.is_of_encoder(part.number)]
         encoder_identity = content_digest(encoder_pairs, encoder_replaced) if encoder_pairs or encoder_replaced else ""
+        numbers = [*(pair.number for pair in pairs), *(part.number for part in replaced)]
         if identity not in self._adapters:
             if self.num_bytes + size > self.capacity:
                 raise InputError(
@@ -99,9 +101,8 @@ class AdapterStore:
                     param="max_loras",
                     limit=self.capacity,
                 )
-            changes = layers.pack(pairs, replaced)
-            self._adapters[identity] = _StoredAdapter(changes, size, encoder_identity, layers.parts_of(changes))
-        numbers = [*(pair.number for pair in pairs), *(part.number for part in replaced)]
+            packed, parts = layers.pack(pairs, replaced), layers.parts_of(numbers)
+            self._adapters[identity] = _StoredAdapter(packed, size, encoder_identity, parts, layers.parts_of(packed.changes))
         embeddings = any(map(layers.is_embedding, numbers))
         return LoadedAdapter(identity, size, rank, encoder_identity, embeddings)
 
@@ -111,10 +112,14 @@ class AdapterStore:
     def clear(self) -> None:
         self._adapters.clear()
 
-    def encoder_changes(self, encoder_identity: str) -> Mapping[int, LayerChange]:
-        """Return the changes of an adapter that changes the encoder in this way. One of those is loaded."""
+    def of_encoder(self, encoder_identity: str) -> PackedAdapter:
+        """Return an adapter that changes the encoder in this way. One of those is loaded."""
         adapters = self._adapters.values()
-        return next(adapter.changes for adapter in adapters if adapter.encoder_identity == encoder_identity)
+        return next(adapter.packed for adapter in adapters if adapter.encoder_identity == encoder_identity)
+
+    def are_recorded(self, part: ModelPart, names: Iterable[str]) -> bool:
+        """Return whether the calls of adapters in a part of the model can be recorded and repeated with other adapters."""
+        return all(part not in self._adapters[name].called for name in names if name)
 
     def groups(self, part: ModelPart, names: Sequence[str], counts: Sequence[int], to_device: ToDevice) -> list[RowGroup]:
         """Return the rows of each adapter in a part of the model.
@@ -131,7 +136,7 @@ class AdapterStore:
         return [
             RowGroup(
                 None if has_all_rows else to_device(np.concatenate([np.arange(r.start, r.stop) for r in ranges])),
-                self._adapters[name].changes,
+                self._adapters[name].packed,
             )
             for name, ranges in rows.items()
         ]

@@ -82,9 +82,12 @@ class DecodeGraphs:
         self._graphs: OrderedDict[_Key, _DecodeGraph | None] = OrderedDict()  # None: it cannot be replayed
         self._last: _Key | None = None
 
-    def __call__(self, forward: Forward, batch: ForwardBatch) -> Tensor:
-        """Return `forward(batch)`. The result may be overwritten by the next call."""
-        last, self._last = self._last, self._key(forward, batch)
+    def __call__(self, forward: Forward, batch: ForwardBatch, adapters: int = 0) -> Tensor:
+        """Return `forward(batch)`. The result may be overwritten by the next call.
+
+        `adapters`: address of the table of the step's adapters (`StepTable`); 0: it has none.
+        """
+        last, self._last = self._last, self._key(forward, batch, adapters)
         key = self._last
         if key is None:
             return forward(batch)
@@ -99,7 +102,7 @@ class DecodeGraphs:
             self._graphs.popitem(last=False)
         return result
 
-    def _key(self, forward: Forward, batch: ForwardBatch) -> _Key | None:
+    def _key(self, forward: Forward, batch: ForwardBatch, adapters: int) -> _Key | None:
         """Return what a graph depends on: everything except lengths and the values in tensors. None if it runs eagerly."""
         rows, groups = len(batch.input_ids), _groups(batch)
         if rows > self._config.max_rows or batch.embed_index is not None or batch.cross_rows is not None or interpreted():
@@ -110,7 +113,7 @@ class DecodeGraphs:
             return None
         size = self._size(rows)
         parts = [(_width(attn), *_fixed(attn, _PARTS, rows, size)) for attn in groups]
-        return forward, id(batch.kv_caches), torch.get_num_threads(), *_fixed(batch, _INPUTS, rows, size), *parts
+        return forward, adapters, id(batch.kv_caches), torch.get_num_threads(), *_fixed(batch, _INPUTS, rows, size), *parts
 
     def _size(self, rows: int) -> int:
         """Return the size that a batch of `rows` rows is padded to."""

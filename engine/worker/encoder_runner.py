@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from ...mm.embeddings import ROWS
 from ...mm.fields import group_mergeable, merge
 from ...mm.types import MultiModalFeature
 from ...models.interface import Model
-from ...models.layers.row_adapter import LayerChange, RowGroup
+from ...models.layers.row_adapter import PackedAdapter, RowGroup
 from ..errors import error_text
 from ..types import EncodeResult
 from .adapter_store import AdapterStore, layers_of
@@ -41,7 +41,7 @@ class _EncoderCall:
     """
 
     items: list[MultiModalFeature]
-    adapter: Mapping[int, LayerChange] | None
+    adapter: PackedAdapter | None
 
 
 @dataclass(eq=False)
@@ -197,14 +197,14 @@ class EncoderRunner:
             results.append(EncodeResult(item.hash, seconds=seconds))
         return results
 
-    def _encode_finite(self, model: Model, adapter: Mapping[int, LayerChange] | None, items: Items) -> list[Tensor]:
+    def _encode_finite(self, model: Model, adapter: PackedAdapter | None, items: Items) -> list[Tensor]:
         """Encode items as `_embed` does. Raise InputError if a value is not finite."""
         rows = self._embed(model, adapter, items)
         if not all(bool(is_finite(item_rows).all()) for item_rows in rows):
             raise InputError("the encoder returned values that are not finite", code="not_finite")
         return rows
 
-    def _embed(self, model: Model, adapter: Mapping[int, LayerChange] | None, items: Items) -> list[Tensor]:
+    def _embed(self, model: Model, adapter: PackedAdapter | None, items: Items) -> list[Tensor]:
         """Return the encoder rows of each item: the caller's own, or those of one encoder call."""
         if ROWS in items[0].kwargs:
             rows = [torch.as_tensor(item.kwargs[ROWS].data).to(self._device, self.store.dtype) for item in items]
@@ -227,7 +227,7 @@ class EncoderRunner:
             by_adapter.setdefault(item.adapter, []).append(item)
         calls = []
         for name, own in by_adapter.items():
-            adapter = self._adapters.encoder_changes(name) if name and self._adapters is not None else None
+            adapter = self._adapters.of_encoder(name) if name and self._adapters is not None else None
             groups = group_mergeable([item.kwargs for item in own], [item.modality for item in own])
             calls += [_EncoderCall([own[i] for i in ids], adapter) for ids in groups]
         return calls

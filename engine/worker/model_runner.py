@@ -244,11 +244,14 @@ class ModelRunner:
             rows_of_part: dict[ModelPart, list[int]] = {"decoder": counts, "experts": counts, "cross": cross_counts(scheduled)}
             names = [sequence.adapter for sequence, _ in scheduled]
             groups = {part: self.adapters.groups(part, names, own, self.staging) for part, own in rows_of_part.items()}
-            if any(groups.values()):  # which are not recorded
+            if any(groups.values()):
+                layers = layers_of(model)
+                recorded = not (groups["experts"] or groups["cross"]) and self.adapters.are_recorded("decoder", names)
                 with ExitStack() as applied:
                     for part, own in rows_of_part.items():
-                        applied.enter_context(layers_of(model).applied(part, groups[part], sum(own)))
-                    return model.forward(batch), starts
+                        applied.enter_context(layers.applied(part, groups[part], sum(own)))
+                    table = layers.active["decoder"].products.address
+                    return (self.decode_graphs(model.forward, batch, table) if recorded else model.forward(batch)), starts
         return self.decode_graphs(model.forward, batch), starts
 
     @contextmanager

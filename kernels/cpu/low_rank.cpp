@@ -20,9 +20,9 @@ struct Layer {
     const Shard* shards;
 };
 
-// The rows of a step that use one adapter. Without `index`, they are the first ones.
+// The rows of a step that use one adapter: `count` of them, with these numbers. Without `index`, all.
 struct Group {
-    int64_t rows;
+    int64_t count;
     const int64_t* index;
     const Layer* layers;
 
@@ -250,37 +250,37 @@ struct Piece {
     int64_t first, count, begin, end, low_row;
 };
 
-int64_t pieces_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
-
+// Add the pieces of `rows` rows, `some` at a time, and of n ranks or outputs, `size` at a time.
 void add_pieces(std::vector<Piece>& pieces, const Group& group, const Shard* shard, int64_t n, int64_t size, int64_t rows,
-                int64_t low_row) {
-    for (int64_t at = 0; at < pieces_of(n, size); at++)
-        for (int64_t first = 0; first < group.rows; first += rows)
-            pieces.push_back({&group, shard, first, std::min(rows, group.rows - first), at * size, std::min(n, (at + 1) * size), low_row});
+                int64_t some, int64_t low_row) {
+    for (int64_t begin = 0; begin < n; begin += size)
+        for (int64_t first = 0; first < rows; first += some)
+            pieces.push_back({&group, shard, first, std::min(some, rows - first), begin, std::min(n, begin + size), low_row});
 }
 
 }  // namespace
 
 // x [rows, inputs], out [rows, outputs] with row strides, both of `type`. Changes `out` in place.
 // groups: the adapters of a step and their rows; the first number is how many there are. number: of the layer in their tables.
-extern "C" void sensorium_low_rank(int type, const char* x, int64_t x_stride, char* out, int64_t out_stride, int64_t inputs,
-                                   int64_t number, const int64_t* groups, int threads) {
+extern "C" void sensorium_low_rank(int type, const char* x, int64_t x_stride, char* out, int64_t out_stride, int64_t rows,
+                                   int64_t inputs, int64_t number, const int64_t* groups, int threads) {
     thread_local std::vector<Piece> reduced, expanded;
     thread_local std::vector<float> low;
     reduced.clear(), expanded.clear();
     const Group* group = (const Group*)(groups + 1);
-    int64_t rows = 0, width = 0;
+    int64_t total = 0, width = 0;
     for (int64_t g = 0; g < groups[0]; g++) {
         const Layer& layer = group[g].layers[number];
         if (!layer.down) continue;
+        const int64_t own = group[g].index ? group[g].count : rows;
         width = std::max(width, layer.ranks);
-        add_pieces(reduced, group[g], nullptr, layer.ranks, group[g].rows < FEW_ROWS ? RANKS : layer.ranks, ROWS, rows);
+        add_pieces(reduced, group[g], nullptr, layer.ranks, own < FEW_ROWS ? RANKS : layer.ranks, own, ROWS, total);
         for (int64_t s = 0; s < layer.num_shards; s++)
-            add_pieces(expanded, group[g], layer.shards + s, layer.shards[s].outputs, OUTPUTS, 4 * ROWS, rows);
-        rows += group[g].rows;
+            add_pieces(expanded, group[g], layer.shards + s, layer.shards[s].outputs, OUTPUTS, own, 4 * ROWS, total);
+        total += own;
     }
-    if (!rows) return;
-    if ((int64_t)low.size() < rows * width) low.resize(rows * width);
+    if (!total) return;
+    if ((int64_t)low.size() < total * width) low.resize(total * width);
     float* const product = low.data();
     const int64_t item = type == FLOAT32 ? 4 : 2;
     const Piece* const reductions = reduced.data();

@@ -177,7 +177,7 @@ class Linear(WeightedLayer):
         for shard, adapter in self.adapters:
             adapter.add_(out[:, shard], x)
         if self.slot is not None:
-            self.slot.apply_(out, x)
+            self.slot.change_(out, x)
         return out if self.gathered is None else self.gathered.gather(out)
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...kernels.linear import LinearWeight, linear
+from ...kernels.low_rank import LowRankWeights
+from ...kernels.low_rank.native import AdapterTable, StepTable
 from ...kernels.norm import layer_norm, rms_norm
 
 
@@ -64,8 +66,7 @@ class PackedPairs:
     def apply_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
         """See LayerChange: `out [rows, out]`, `x [rows, in]`."""
         x = x if rows is None else x.index_select(0, rows)
-        for outputs, weight in self.replaced:
-            _put_(out[:, outputs], linear(x, weight), rows)
+        _replace_(self.replaced, out, x, rows)
         for gain in self.gains:
             gain.apply_(out, rows)
         if self.down is None:
@@ -77,6 +78,22 @@ class PackedPairs:
                 out[:, outputs] += change
             else:
                 out[:, outputs].index_add_(0, rows, change)
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankChange:
+    """What one adapter changes in a Linear whose pairs the C++ kernel multiplies, after `replaced`. See PackedPairs.
+
+    Args:
+        weights: the pairs, which `StepTable` adds for all adapters of a step at once.
+    """
+
+    weights: LowRankWeights
+    replaced: Sequence[tuple[slice, LinearWeight]] = ()
+
+    def apply_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
+        """Replace outputs, without the pairs."""
+        _replace_(self.replaced, out, x if rows is None else x.index_select(0, rows), rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +142,12 @@ class NormChange:
             _put_(out, layer_norm(x, self.weight, self.bias, self.eps, None), rows)
 
 
+def _replace_(replaced: Sequence[tuple[slice, LinearWeight]], out: Tensor, x: Tensor, rows: Tensor | None) -> None:
+    """Replace outputs of `out [rows, out]`. `x`: the inputs of `rows` alone."""
+    for outputs, weight in replaced:
+        _put_(out[:, outputs], linear(x, weight), rows)
+
+
 def _put_(out: Tensor, values: Tensor, rows: Tensor | None) -> None:
     if rows is None:
         out.copy_(values)
@@ -133,16 +156,28 @@ def _put_(out: Tensor, values: Tensor, rows: Tensor | None) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class PackedAdapter:
+    """An adapter as the layers read it.
+
+    Args:
+        changes: by the number of the layer, without those that are products of `table` only.
+        table: the products of the C++ kernel, of all layers; None: it has none.
+    """
+
+    changes: Mapping[int, LayerChange]
+    table: AdapterTable | None
+
+
+@dataclass(frozen=True, eq=False)
 class RowGroup:
     """The rows of a step that use one adapter.
 
     Args:
         rows: int64 `[n]`; None: all rows of the step.
-        changes: by the number of the layer.
     """
 
     rows: Tensor | None
-    changes: Mapping[int, LayerChange]
+    adapter: PackedAdapter
 
 
 ENCODER_ROWS = 1024  # rows of an encoder's layer that are changed at a time, so that the memory for it is bounded
@@ -153,11 +188,17 @@ class ActiveAdapters:
 
     Attributes:
         num_rows: rows of the step. None if the layers have any number of rows, as in encoders: all rows use one adapter.
+        products: what the C++ kernel adds.
     """
 
     def __init__(self) -> None:
         self.groups: Sequence[RowGroup] = ()
         self.num_rows: int | None = None
+        self.products = StepTable()
+
+    def set(self, groups: Sequence[RowGroup], num_rows: int | None) -> None:
+        self.groups, self.num_rows = groups, num_rows
+        self.products.write([(group.rows, group.adapter.table) for group in groups if group.adapter.table is not None])
 
 
 @dataclass(frozen=True)
@@ -180,13 +221,13 @@ class ExpertSlot:
         """
         left, out = torch.ones(len(x), dtype=torch.bool, device=x.device), torch.empty_like(x)
         for group in self.step.groups:
-            self.calls.groups = (RowGroup(None, group.changes),)
+            self.calls.set((RowGroup(None, group.adapter),), None)
             try:
                 if group.rows is None:
                     return compute(x, scored)
                 out.index_copy_(0, group.rows, compute(*_select(x, scored, group.rows)))
             finally:
-                self.calls.groups = ()
+                self.calls.set((), None)
             left[group.rows] = False
         rows = left.nonzero().flatten()
         return out.index_copy_(0, rows, compute(*_select(x, scored, rows))) if len(rows) else out
@@ -203,10 +244,22 @@ class AdapterSlot:
     number: int
     active: ActiveAdapters
 
+    def change_(self, out: Tensor, x: Tensor) -> None:
+        """Change the result of a Linear `out [rows, out]` in place, as the adapters of the step say, from `x [rows, in]`."""
+        self.apply_(out, x)
+        if self.active.products.is_empty:
+            return
+        if self.active.num_rows is None:
+            for some_out, some_x in zip(out.split(ENCODER_ROWS), x.split(ENCODER_ROWS), strict=True):
+                self.active.products.add_(some_out, some_x, self.number)
+        else:
+            assert len(x) == self.active.num_rows, "the rows of an adapted layer are those of the step"
+            self.active.products.add_(out, x, self.number)
+
     def apply_(self, out: Tensor, x: Tensor) -> None:
-        """Change the layer's result `out [rows, ...]` in place, as the adapters of the step say. `x`: its input."""
+        """Change the layer's result `out [rows, ...]` in place without products of the kernel. `x`: its input."""
         for group in self.active.groups:
-            change = group.changes.get(self.number)
+            change = group.adapter.changes.get(self.number)
             if change is None:
                 continue
             if self.active.num_rows is None:

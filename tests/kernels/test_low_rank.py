@@ -29,12 +29,13 @@ def weights(
 
 def run(out: Tensor, x: Tensor, groups: Sequence[tuple[Rows, LowRankWeights]]) -> Tensor:
     """Return what the kernel makes of `out`, as layer 1 of 3."""
-    table, changed = StepTable(len(groups)), out.clone()
-    table.write([(rows, AdapterTable({1: some}, 3)) for rows, some in groups], len(x))
+    table, changed = StepTable(), out.clone()
+    table.write([(rows, AdapterTable({1: some}, 3)) for rows, some in groups])
     table.add_(changed, x, 1)
     before = changed.clone()
     table.add_(changed, x, 0)  # which no adapter changes
-    table.clear()
+    table.write([])
+    assert table.is_empty
     table.add_(changed, x, 1)
     assert torch.equal(changed, before)
     return changed
@@ -105,3 +106,19 @@ def test_strided_rows(level: object) -> None:
     some = weights(1, 64, [(4, 100)], torch.float32)
     got = run(wide_out[:, 50:170], wide_x[:, 10:74], [(None, some)])
     assert torch.equal(got, run(wide_out[:, 50:170].contiguous(), wide_x[:, 10:74].contiguous(), [(None, some)]))
+
+
+def test_a_table_grows_with_the_adapters_of_a_step(level: object) -> None:
+    """Its address is the same until then, so that recorded calls find it."""
+    x, out, table = torch.randn(150, 32), torch.randn(150, 48), StepTable()
+    adapters = [AdapterTable({0: weights(seed, 32, [(2, 48)], torch.float32)}, 1) for seed in range(150)]
+    address = table.address
+    table.write([(torch.tensor([row]), adapters[row]) for row in range(60)])
+    assert table.address == address
+    table.write([(torch.tensor([row]), adapters[row]) for row in range(150)])
+    assert table.address != address
+    got = out.clone()
+    table.add_(got, x, 0)
+    for row in (0, 77, 149):
+        some = weights(row, 32, [(2, 48)], torch.float32)
+        assert torch.equal(got[row], run(out, x, [(None, some)])[row])

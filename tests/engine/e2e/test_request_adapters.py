@@ -22,9 +22,9 @@ from family import ask
 from lora import compare, dora_tensors, hook, hook_dora, logprobs, magnitudes, matrices, tokens, write
 from parity import ROWS, LoadedModels, greedy, make_llm
 from safetensors.torch import load_file, save_file
-from sensorium import LLM, AsyncLLM, LoRARequest
+from sensorium import LLM, AsyncLLM, LoRARequest, SamplingParams
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
-from sensorium.models.layers import row_adapter
+from sensorium.kernels.low_rank.native import StepTable
 from sensorium.models.request_adapters import AdaptedLayers
 from waiting import wait_until
 
@@ -107,10 +107,14 @@ def test_dora_on_quantised_weights(world: LoadedModels, tmp_path: Path) -> None:
     for options, near in (({}, 1e-5), ({"dtype": "bfloat16"}, 0.01), ({"quantization": "int4"}, 0.2)):
         with make_llm(row, base, enable_lora=True, **options) as llm:
             llm.load_adapter("mine", folder)
-            gains = [gain for one in store(llm)._adapters.values() for pair in one.changes.values() for gain in pair.gains]
+            (adapter,) = store(llm)._adapters.values()
+            assert adapter.packed.table is not None
+            weights = adapter.packed.table._products.values()
+            gains = [(some.ups[shard], gain) for some in weights for shard, (gain, _) in some.gains.items()]
             assert len(gains) == len(pairs)
-            for gain in gains:
-                torch.testing.assert_close(gain.gain.float(), torch.ones(len(gain.gain)), rtol=near, atol=near)
+            for (_, outputs, _), gain in gains:
+                own = gain[: outputs.stop - outputs.start].float()
+                torch.testing.assert_close(own, torch.ones(len(own)), rtol=near, atol=near)
 
 
 @pytest.fixture(scope="module")
@@ -490,32 +494,48 @@ def test_the_memory_of_adapters_is_planned(base: Path, folders: list[Path]) -> N
 
 
 def test_only_rows_with_an_adapter_pay(base: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The products of an adapter see the rows of its sequences and no others; q, k and v share the first one."""
-    counts = list[tuple[int, int, int]]()  # rows, of the step and of the adapter, and products
-    real, step = row_adapter.linear, row_adapter.PackedPairs.apply_
+    """The products of an adapter see the rows of its sequences and no others."""
+    counts, real = list[tuple[int, int]](), StepTable.add_  # rows of the step, and of the adapters
 
-    def product(x: torch.Tensor, weight: Any) -> torch.Tensor:
-        rows, _, products = counts[-1]
-        counts[-1] = rows, len(x), products + 1
-        return real(x, weight)
+    def add_(self: Any, out: torch.Tensor, x: torch.Tensor, number: int) -> None:
+        counts.append((len(x), sum(len(x) if rows is None else len(rows) for rows, _ in self._keep)))
+        real(self, out, x, number)
 
-    def apply_(self: Any, out: torch.Tensor, x: torch.Tensor, rows: Any) -> None:
-        counts.append((len(x), 0, 0))
-        step(self, out, x, rows)
-
-    monkeypatch.setattr(row_adapter, "linear", product)
-    monkeypatch.setattr(row_adapter.PackedPairs, "apply_", apply_)
+    monkeypatch.setattr(StepTable, "add_", add_)
     with make_llm(ROWS["qwen2_vl"], base, enable_lora=True) as llm:
         for name, folder in enumerate(folders[:2]):
             llm.load_adapter(str(name), folder)
         prompts = [{"prompt_token_ids": list(range(5, 5 + count))} for count in (3, 5, 7)]
         llm.generate(prompts, greedy(32), use_tqdm=False, adapter=["0", None, None])
-        assert {adapted for _, adapted, _ in counts} == {3, 1}  # a prompt, and one row per step
-        assert max(rows for rows, *_ in counts) >= 3
-        assert {products for *_, products in counts} == {3}  # q and v
+        assert {adapted for _, adapted in counts} == {3, 1}  # a prompt, and one row per step
+        assert max(rows for rows, _ in counts) >= 3
         counts.clear()
         llm.generate(prompts, greedy(1), use_tqdm=False)
         assert counts == []
+
+
+@pytest.mark.parametrize("kernels", ["low_rank=torch", "low_rank=native"])
+def test_recorded_steps_with_any_adapters_have_the_bits_of_others(base: Path, folders: list[Path], kernels: str) -> None:
+    """Decode steps are recorded once, and repeated with other adapters and none."""
+    choices: list[list[Any]] = [["0", "1", None], ["1", "1", "0"], [None, "0", None], ["0", "0", "0"], [None] * 3]
+    prompts = [{"prompt_token_ids": list(range(5, 5 + count))} for count in (3, 5, 7)]
+    with make_llm(ROWS["qwen2_vl"], base, enable_lora=True, kernels=kernels) as llm:
+        for name, folder in enumerate(folders[:2]):
+            llm.load_adapter(str(name), folder)
+        graphs = llm.engine.loop.core.executor.runner.decode_graphs
+        found = [tokens_and_logprobs(llm, prompts, chosen) for chosen in choices]
+        recorded = [graph for key, graph in graphs._graphs.items() if key[1]]
+        assert bool(recorded) == (kernels == "low_rank=native")
+        assert None not in recorded
+        for answers, chosen in zip(found, choices, strict=True):
+            for prompt, adapter, answer in zip(prompts, chosen, answers, strict=True):
+                assert tokens_and_logprobs(llm, [prompt], [adapter]) == [answer]
+
+
+def tokens_and_logprobs(llm: LLM, prompts: list[Any], adapters: list[Any]) -> list[Any]:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1)
+    outputs = llm.generate(prompts, params, use_tqdm=False, adapter=adapters)
+    return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob) for output in outputs]
 
 
 HOSTILE_NAMES = ("", "../a", "/etc/passwd", "a/../b", ".", "a b", "a\n", "a\\b", "x" * 201, "a//b", 5, None)
