@@ -130,7 +130,7 @@ class AdapterStore:
         rows = dict[str, list[range]]()
         starts = [0, *accumulate(counts)]
         for name, start, stop in zip(names, starts, starts[1:], strict=False):
-            if name and part in self._adapters[name].parts:
+            if name and start < stop and part in self._adapters[name].parts:
                 rows.setdefault(name, []).append(range(start, stop))
         has_all_rows = len(rows) == 1 and sum(map(len, next(iter(rows.values())))) == starts[-1]
         return [

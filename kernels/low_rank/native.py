@@ -46,7 +46,8 @@ class StepTable:
     """The adapters of a step and their rows. Its address stays, so that recorded calls read the adapters of each step."""
 
     def __init__(self) -> None:
-        self._table, self._keep = torch.zeros(1 + _GROUPS * _GROUP, dtype=torch.int64), list[object]()
+        self._table = torch.zeros(1 + _GROUPS * _GROUP, dtype=torch.int64)
+        self._keep: list[tuple[Tensor | None, AdapterTable]] = []
 
     @property
     def address(self) -> int:
@@ -59,6 +60,7 @@ class StepTable:
 
     def write(self, groups: Sequence[tuple[Tensor | None, AdapterTable]]) -> None:
         """Set the adapters and their rows, int64 `[n]` on the CPU; None: all rows of a call."""
+        groups = [(rows, adapter) for rows, adapter in groups if rows is None or len(rows)]  # an empty tensor has no address
         numbers = [len(groups)]
         for rows, adapter in groups:
             numbers += [0, 0] if rows is None else [len(rows), rows.data_ptr()]
@@ -66,7 +68,7 @@ class StepTable:
         if len(numbers) > len(self._table):
             self._table = torch.zeros(2 * len(numbers), dtype=torch.int64)
         self._table[: len(numbers)] = torch.tensor(numbers)
-        self._keep = list(groups)
+        self._keep = groups
 
     def add_(self, out: Tensor, x: Tensor, number: int) -> None:
         """Add the adapters to `out [rows, outputs]` of layer `number` in place, from `x [rows, inputs]` of the same dtype."""

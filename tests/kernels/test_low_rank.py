@@ -78,7 +78,7 @@ def test_rows_get_their_own_adapter(level: object, dtype: torch.dtype, inputs: i
     first, second = (weights(seed, inputs, shards, dtype, gained=seed == 2) for seed in (1, 2))
     order = torch.randperm(23, generator=made)
     mixed = [(order[:9].clone(), first), (order[9:11].clone(), second), (order[11:12].clone(), first)]
-    for groups in (mixed, [(None, second)], [(order[:4].clone(), first)]):
+    for groups in (mixed, [(None, second)], [(order[:4].clone(), first), (order[:0].clone(), second)]):
         got, expected = run(out, x, groups), oracle(out, x, groups)
         tolerance = 1e-5 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
