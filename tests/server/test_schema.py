@@ -12,6 +12,15 @@ CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
     "negative_data_rejection", "unsupported_method",
 )  # fmt: skip
+CONFIG = (
+    "\n".join(["[checks]", "enabled = false", *(f"{name}.enabled = true" for name in CHECKS)])
+    + """
+[[operations]]
+include-path = "/v1/documents"
+checks.negative_data_rejection.enabled = false
+"""
+)
+"""A number in the place of a text is no violation in a form, whose parts are all texts, but schemathesis counts it as one."""
 
 
 @pytest.mark.parametrize(
@@ -19,9 +28,10 @@ CHECKS = (
 )
 @pytest.mark.skipif(find_spec("schemathesis") is None, reason="schemathesis is not installed")
 def test_the_server_keeps_to_its_document(tiny, http, tmp_path, examples, phases):
-    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{tiny[0]}/openapi.json", "--checks", ",".join(CHECKS)]
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{tiny[0]}/openapi.json"]
     command += ["--max-examples", str(examples), "--seed", "1", "--generation-database", "none", "--no-color"]
     command += ["--phases", phases, "--request-timeout", "240"]
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     paths = http.get("/openapi.json").json()["paths"]
