@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from .gguf.tensors import open_model
 
 WEIGHTS_END = ".safetensors"
 INDEX_END = ".safetensors.index.json"
-_STEMS = ("model", "consolidated", "ema")  # file names in the Hub's layout, and in those of two publishers
+SAVED_WEIGHTS = "kokoro-*.pth"
+"""Pattern of a file of `torch.save` with weights, in one publisher's layout; `torch_file` reads it without unpickling."""
+_STEMS = ("model", "consolidated", "ema", "kokoro-v1_0", "kokoro-v1_1-zh")  # file names in layouts of the Hub and of publishers
 
 
 class CheckpointFolder:
@@ -49,6 +52,13 @@ class CheckpointFolder:
     def has_safetensors(self) -> bool:
         return self._stem is not None
 
+    @cached_property
+    def saved(self) -> Path | None:
+        """The file of `torch.save` with the weights; None if there are safetensors, or no such file."""
+        names = [file.name for file in self.path.glob(SAVED_WEIGHTS)] if self._names is None else self._names
+        saved = sorted(name for name in names if fnmatchcase(name, SAVED_WEIGHTS))
+        return self.path / saved[0] if saved and not self.has_safetensors else None
+
     @property
     def _stem(self) -> str | None:
         return next((stem for stem in _STEMS if self.has(stem + WEIGHTS_END) or self.has(stem + INDEX_END)), None)
@@ -71,7 +81,9 @@ class CheckpointFolder:
 
     def weight_files(self) -> list[Path]:
         """Return the paths of the files with weights, of any format; errors as `safetensors`."""
-        return self.safetensors() if self.gguf is None else self.gguf.files
+        if self.gguf is not None:
+            return self.gguf.files
+        return self.safetensors() if self.saved is None else [self.saved]
 
     def safetensors(self) -> list[Path]:
         """Return the paths of the weights. CheckpointError if there are none, or the index is not valid."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import io
 import pickletools
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,9 @@ from torch import Tensor
 from ..callers.errors import CheckpointError, short_repr
 from .files import open_regular
 
+SAVED_SUFFIX = ".pth"
 _MAX_BYTES = 256 << 20
+_MAX_WEIGHT_BYTES = 4 << 30
 _STORAGES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
@@ -59,34 +62,71 @@ def read_saved(file: Path, objects: bool = False) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing or broken, larger than 256 MiB, or holds anything else.
     """
+    with _typed_errors(file), open_regular(file) as opened:
+        content = _read_archive(file, opened, objects) if zipfile.is_zipfile(opened) else _read_stream(file, opened, objects)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds no mapping; download it again")
+    return content
+
+
+def read_saved_tensor(file: Path) -> Tensor:
+    """Return the tensor that an archive holds. Raise CheckpointError as `read_saved`."""
+    with _typed_errors(file), open_regular(file) as opened:
+        content = _read_archive(file, opened, False)
+    if not isinstance(content, Tensor):
+        raise CheckpointError(f"{file} holds no tensor; download it again")
+    return content
+
+
+def saved_tensors(file: Path, on_meta: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an archive by name. Names of mappings in mappings are joined by dots.
+
+    Args:
+        on_meta: yield tensors on the meta device; no tensor is read.
+
+    Raises:
+        CheckpointError: as `read_saved`, for files larger than 4 GiB.
+    """
+    with _typed_errors(file), open_regular(file) as opened:
+        content = _read_archive(file, opened, False, _MAX_WEIGHT_BYTES, on_meta)
+    levels = [("", content)]
+    while levels:
+        prefix, level = levels.pop()
+        for name, value in level.items() if isinstance(level, dict) else ():
+            if isinstance(value, Tensor):
+                yield f"{prefix}{name}", value
+            else:
+                levels.append((f"{prefix}{name}.", value))
+
+
+@contextmanager
+def _typed_errors(file: Path) -> Iterator[None]:
+    """Raise CheckpointError where the file cannot be read."""
     try:
-        with open_regular(file) as opened:
-            content = (
-                _read_archive(file, opened, objects) if zipfile.is_zipfile(opened) else _read_stream(file, opened, objects)
-            )
+        yield
     except FileNotFoundError:
         raise CheckpointError(f"{file.name} is missing from {file.parent}; download it again") from None
     except CheckpointError:
         raise
     except _BROKEN as error:
         raise CheckpointError(f"{file} cannot be read ({error}); download it again") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds no mapping; download it again")
-    return content
 
 
-def _read_archive(file: Path, opened: IO[bytes], objects: bool) -> Any:
+def _read_archive(file: Path, opened: IO[bytes], objects: bool, max_bytes: int = _MAX_BYTES, on_meta: bool = False) -> Any:
     with zipfile.ZipFile(opened) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > _MAX_BYTES:
-            raise _too_large(file)
+        if sum(entry.file_size for entry in archive.infolist()) > max_bytes:
+            raise _too_large(file, max_bytes)
         (program,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         folder = program.removesuffix("data.pkl")
 
         @cache  # tensors may share the bytes of one key
         def read(key: str, dtype: torch.dtype) -> Tensor:
-            return torch.frombuffer(bytearray(archive.read(f"{folder}data/{key}")), dtype=dtype)
+            name = f"{folder}data/{key}"
+            if on_meta:
+                return torch.empty(archive.getinfo(name).file_size // dtype.itemsize, dtype=dtype, device="meta")
+            return torch.frombuffer(bytearray(archive.read(name)), dtype=dtype)
 
-        return _interpret(io.BytesIO(archive.read(program)), read, objects)
+        return _interpret(io.BytesIO(archive.read(program)), read, objects, max_bytes=max_bytes)
 
 
 def _read_stream(file: Path, opened: IO[bytes], objects: bool) -> Any:
@@ -94,7 +134,7 @@ def _read_stream(file: Path, opened: IO[bytes], objects: bool) -> Any:
     opened.seek(0)
     data = opened.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
-        raise _too_large(file)
+        raise _too_large(file, _MAX_BYTES)
     stream, dtypes = io.BytesIO(data), dict[str, torch.dtype]()
 
     def note(key: str, dtype: torch.dtype) -> None:
@@ -113,8 +153,8 @@ def _read_stream(file: Path, opened: IO[bytes], objects: bool) -> Any:
     return _interpret(stream, lambda key, dtype: storages[key], objects)
 
 
-def _too_large(file: Path) -> CheckpointError:
-    return CheckpointError(f"{file} holds more than {_MAX_BYTES >> 20} MiB; it is not a file of voices or a small network")
+def _too_large(file: Path, limit: int) -> CheckpointError:
+    return CheckpointError(f"{file} holds more than {limit >> 20} MiB; it is not a file of voices or a small network")
 
 
 def _rearrange(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> bool:
@@ -153,7 +193,13 @@ def _rearrange(name: str, argument: Any, stack: list[Any], memo: dict[int, Any])
     return True
 
 
-def _interpret(program: IO[bytes], read: Callable[[str, torch.dtype], Any], objects: bool, with_tensors: bool = True) -> Any:
+def _interpret(
+    program: IO[bytes],
+    read: Callable[[str, torch.dtype], Any],
+    objects: bool,
+    with_tensors: bool = True,
+    max_bytes: int = _MAX_BYTES,
+) -> Any:
     """Return the value that the instructions build. Raise ValueError for an instruction or a name that is not known.
 
     Args:
@@ -178,8 +224,8 @@ def _interpret(program: IO[bytes], read: Callable[[str, torch.dtype], Any], obje
             arguments = stack.pop()
             stack[-1] = _call(stack[-1], arguments, objects, with_tensors)
             num_bytes += stack[-1].nbytes if isinstance(stack[-1], Tensor) else 0
-            if num_bytes > _MAX_BYTES:  # tensors may share bytes, and repeat them
-                raise ValueError(f"its tensors have more than {_MAX_BYTES >> 20} MiB")
+            if num_bytes > max_bytes:  # tensors may share bytes, and repeat them
+                raise ValueError(f"its tensors have more than {max_bytes >> 20} MiB")
         elif name == "BUILD":
             state = stack.pop()
             if isinstance(stack[-1], SavedObject):

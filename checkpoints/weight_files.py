@@ -1,4 +1,4 @@
-"""Reads the weight files of checkpoints (safetensors, GGUF): names, headers and tensors."""
+"""Reads the weight files of checkpoints (safetensors, GGUF, some of torch.save): names, headers and tensors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .folder import CheckpointFolder
 from .gguf.tensors import mapped_loader, on_meta, read_tensors
 from .heap import trim_heap
 from .resident import drop
+from .torch_file import SAVED_SUFFIX, saved_tensors
 
 _MAPPED_BYTES = 64 << 20
 _DTYPES = {
@@ -40,6 +41,9 @@ def read_checkpoint(folder: Path, is_unused: Callable[[str], bool] = lambda name
     if checkpoint.gguf is not None:
         yield from read_tensors(checkpoint.gguf, mapped_loader())
         return
+    if checkpoint.saved is not None:
+        yield from ((name, tensor) for name, tensor in saved_tensors(checkpoint.saved) if not is_unused(name))
+        return
     for file in checkpoint.weight_files():
         yield from read_file(file, is_unused)
 
@@ -55,6 +59,8 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
     checkpoint = CheckpointFolder(folder)
     if checkpoint.gguf is not None:
         return dict(read_tensors(checkpoint.gguf, on_meta))
+    if checkpoint.saved is not None:
+        return file_headers(checkpoint.saved)
     if not checkpoint.has_safetensors:
         return {}
     headers = {name: torch.empty(0, device="meta") for name in checkpoint.shards or ()}
@@ -67,6 +73,8 @@ def file_headers(file: Path) -> dict[str, Tensor]:
     """Return the tensors of one file by name, on the meta device."""
     from safetensors import safe_open
 
+    if file.suffix == SAVED_SUFFIX:
+        return dict(saved_tensors(file, on_meta=True))
     with _typed_errors(file), safe_open(file, framework="pt") as tensors:
         parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
         unknown = next((name for name, part in parts.items() if part.get_dtype() not in _DTYPES), None)

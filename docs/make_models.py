@@ -39,6 +39,7 @@ GROUPS = {
     "audio": "Speech and audio",
     "retrieval": "Retrieval, ranking and classification",
     "text": "Text",
+    "speech": "Text to speech",
     "tensors": "Other tensors",
 }
 SUFFIXES = ("ForCausalLM", "ForMaskedLM", "ForTokenClassification", "ForSequenceClassification", "Model")

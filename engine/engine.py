@@ -21,7 +21,7 @@ from ..mm.parse import modality_of_path
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import MODULES
-from ..processors.interface import SupportsTranscription
+from ..processors.interface import SupportsPhonemes, SupportsTranscription
 from ..processors.sentence_transformers import SentenceTransformersConfig
 from ..processors.text.message_parts import holds_files
 from ..processors.text.tokenizer import Tokenizer
@@ -62,6 +62,7 @@ from .setup.memory_plan import MemoryPlan
 from .setup.resolve import load_processing
 from .setup.talker import load_talker
 from .stats import EngineStats
+from .voices import find_voices
 
 if TYPE_CHECKING:
     from .option_types import ChatOptions
@@ -91,6 +92,7 @@ class Engine(NotPicklable):
         sentence_transformers: settings of a checkpoint in the layout of sentence-transformers, else None.
         truncates_pairs: `score` cuts pairs of texts that are too long, as sentence-transformers' CrossEncoder does.
         adapters: those that requests may choose, by name.
+        voices: those of a model that turns texts into speech, else None.
         talker: generates the codes and samples of `speak` with `load_talker=True`, else None.
 
     Raises:
@@ -127,6 +129,7 @@ class Engine(NotPicklable):
         self.eos_token_ids = tuple(dict.fromkeys((*files.eos_token_ids, *ends)))
         self.default_params = _default_params(self.config, files)
         self.speech = info if isinstance(info, SupportsTranscription) else None
+        self.voices = find_voices(files.root, info.phoneme_rule()) if isinstance(info, SupportsPhonemes) else None
         hidden_size = core.info.hidden_size if self.config.enable_prompt_embeds else None
         longest = _default_max_tokens(files.sentence_transformers, self.tokenizer)
         options = PromptOptions(self.config.max_template_seconds, hidden_size, core.info.can_generate, longest)

@@ -19,7 +19,7 @@ from ..callers.errors import MAX_DEPTH, CheckpointError, ConfigError, SensoriumE
 from ..checkpoints.config import SECTIONS, check_parts, get_text_config, unnest
 from ..checkpoints.external import ExternalPart, ExternalWeights, external_parts, find_part_folder, lacks_weights
 from ..checkpoints.files import open_regular, read_json
-from ..checkpoints.folder import WEIGHTS_END, CheckpointFolder
+from ..checkpoints.folder import SAVED_WEIGHTS, WEIGHTS_END, CheckpointFolder
 from ..checkpoints.gguf.reader import SUFFIX
 from ..checkpoints.gguf.tensors import hub_config
 from ..checkpoints.weight_files import ADAPTER_WEIGHTS, file_headers, read_headers
@@ -158,7 +158,7 @@ class ModelFiles:
     def _weights(self) -> tuple[list[Path], list[str]]:
         """Return all weight files, and the names of those in the checkpoint's folder."""
         model = CheckpointFolder(self.path).gguf
-        paths = self.path.glob(f"**/*{WEIGHTS_END}") if model is None else model.files
+        paths = [*self.path.glob(f"**/*{WEIGHTS_END}"), *self.path.glob(SAVED_WEIGHTS)] if model is None else model.files
         files = sorted(file for file in paths if file.is_file())
         names = [str(file.relative_to(self.path if model is None else model.path.parent)) for file in files]
         if self.adapter is not None:
@@ -235,7 +235,7 @@ def load_model_files(
     generation = contents["generation_config.json"]
     processors = read_preprocessors(adapter if adapter is not None and in_adapter else checkpoint)
     processors = replace(processors, config=config, generation=generation, folder=path)
-    stored = path.glob(f"*{WEIGHTS_END}") if model is None else model.files
+    stored = [*path.glob(f"*{WEIGHTS_END}"), *path.glob(SAVED_WEIGHTS)] if model is None else model.files
     others = [*([] if adapter is None else [Path(adapter)]), *(subfolder for _, subfolder in external)]
     files = sorted([*stored, *(file for subfolder in others for file in subfolder.glob(f"*{WEIGHTS_END}"))])
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

@@ -79,11 +79,26 @@ class CrossAttentionWeights:
     heads: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True)
+class SpokenPrompt:
+    """The speech of a prompt, float32 `[tokens + samples]`: the frames of each token, then the samples.
+
+    Args:
+        style: of the voice. speed: 2 halves the durations. seed: of the noise.
+    """
+
+    style: tuple[float, ...]
+    speed: float
+    seed: int
+
+
 PooledPrompt = PromptVector | PromptClasses
 PooledTokens = TokenVectors | TokenClasses | LayerStates
-PoolingRequest = PooledPrompt | PooledTokens | TokenLogits | LikelyTokens | CrossAttentionWeights
+PoolingRequest = PooledPrompt | PooledTokens | TokenLogits | LikelyTokens | CrossAttentionWeights | SpokenPrompt
 
 
 def keeps_rows(pooling: PoolingRequest | None) -> bool:
     """Return whether the result needs hidden states of other tokens than the last."""
-    return isinstance(pooling, PooledTokens) or (isinstance(pooling, PooledPrompt) and pooling.modes != ("last",))
+    return isinstance(pooling, PooledTokens | SpokenPrompt) or (
+        isinstance(pooling, PooledPrompt) and pooling.modes != ("last",)
+    )

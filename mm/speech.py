@@ -63,6 +63,26 @@ class FrameRule:
 
 
 @dataclass(frozen=True)
+class PhonemeRule:
+    """How phonemes become speech.
+
+    Args:
+        tokens: phoneme -> its token; a phoneme is one character.
+        edge: token before the first phoneme and after the last one.
+        max_phonemes: of one request.
+        style: numbers of the style of a voice.
+        rate: samples per second. frame: samples of a frame, in which durations of phonemes are counted.
+    """
+
+    tokens: Mapping[str, int]
+    edge: int
+    max_phonemes: int
+    style: int
+    rate: int
+    frame: int
+
+
+@dataclass(frozen=True)
 class StreamRule:
     """How a model transcribes a stream: encoder row i is added to token i, and each row gives a token.
 

@@ -249,6 +249,27 @@ class SupportsRowDecoding(Protocol):
 
 
 @runtime_checkable
+class SupportsSpeech(Protocol):
+    """A model without a decoder that speaks its prompt, the tokens of phonemes."""
+
+    def speak(self, ids: Tensor, hidden: Tensor, style: Tensor, speed: float, seed: int) -> tuple[Tensor, Tensor]:
+        """Speak a prompt.
+
+        Args:
+            ids: int64 `[tokens]`. hidden: its hidden states `[tokens, hidden]`.
+            style: of the voice, float32 `[n]`.
+            speed: 2 halves the durations.
+            seed: of the noise.
+
+        Returns:
+            Frames of each token, int64 `[tokens]`, and samples, float32 `[frames * samples per frame]`.
+
+        Raises:
+            InputError: the speech would be too long.
+        """
+
+
+@runtime_checkable
 class SupportsSimilarity(Protocol):
     """A model that compares vectors of texts and images."""
 

@@ -56,7 +56,7 @@ class Family:
             another family's). A name with `*` stands for all architectures that fit it; the first one that fits counts.
         features, limits: cells of docs/models.md.
         other_tests: tests besides the parity suite, for docs/models.md.
-        use: the group in docs/models.md, "documents", "retrieval" or "tensors"; empty: that of its inputs.
+        use: the group in docs/models.md, "documents", "retrieval", "speech" or "tensors"; empty: that of its inputs.
         takes_any_stack: the text config's model_type selects the decoder stack.
         is_text_stack: config.json itself is the text config, and any decoder stack can run it.
     """
@@ -158,6 +158,7 @@ _NAMES: dict[str, str] = {
     "keye": "KeyeForConditionalGeneration KeyeVL1_5ForConditionalGeneration",
     "kimi_audio": "KimiAudioForConditionalGeneration MoonshotKimiaForCausalLM",
     "kimi_k25": "KimiK25ForConditionalGeneration KimiVLForConditionalGeneration Kimi_K25ForConditionalGeneration",
+    "kokoro": "KokoroForTextToSpeech",
     "lfm2_vl": "Lfm2VlForConditionalGeneration",
     "lighton_ocr": "LightOnOcrForConditionalGeneration",
     "llama4": "Llama4ForConditionalGeneration",
@@ -249,11 +250,17 @@ MODEL_TYPES: Mapping[str, str] = {
 }
 """Architectures of published configs that have a `model_type` only."""
 
+SECTIONS: Mapping[tuple[str, ...], str] = {("istftnet", "plbert"): "KokoroForTextToSpeech"}
+"""Architectures of published configs that are known by these sections."""
+
 
 def architectures_of(config: Mapping[str, Any]) -> list[str] | None:
-    """Return the architecture of a config.json that has a `model_type` only; None if it is not in MODEL_TYPES."""
+    """Return the architecture of a config.json that names none: by `model_type` or by its sections; None if it is unknown."""
     kind = config.get("model_type")
-    return [MODEL_TYPES[kind]] if isinstance(kind, str) and kind in MODEL_TYPES else None
+    if isinstance(kind, str) and kind in MODEL_TYPES:
+        return [MODEL_TYPES[kind]]
+    known = next((name for keys, name in SECTIONS.items() if kind is None and all(key in config for key in keys)), None)
+    return None if known is None else [known]
 
 
 _registered: dict[str, Architecture] = {}  # by `register_model`

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Unpack, cast
 
 from ..engine import async_llm, llm
 from ..engine.frontend.arguments import Messages, as_prompts
@@ -26,6 +26,7 @@ from .reward import reward_tasks
 from .run import Task, in_thread, run_all, run_all_async, run_async
 from .similarity import Score
 from .speak import Speech, speak_tasks, stream_task
+from .speak_text import SpeakTextOptions, later, stream_tasks, text_tasks
 from .speech.live_input import LiveEvent
 from .speech.live_session import LiveAudio, LiveStream, stream_events
 from .speech.options import FileOptions, LiveOptions
@@ -133,25 +134,42 @@ class LLM(llm.LLM):
 
     def speak(
         self,
-        messages: Messages | Sequence[Messages],
+        messages: Messages | Sequence[Messages] | str | Sequence[str] | None = None,
         sampling_params: SamplingParams | None = None,
         use_tqdm: ShowProgress = True,
         **options: Unpack[SpeakKeywords],
     ) -> list[Speech]:
-        """Answer one conversation or a list of them as text and speech; see `pipelines.speak.speech_requests`."""
-        return run_all(self.engine, speak_tasks(self.engine, messages, sampling_params, **options), use_tqdm)
+        """Answer one conversation or a list of them as text and speech, or speak texts, as the model does.
+
+        See `pipelines.speak.speech_requests` for conversations, and `pipelines.speak_text.SpeakTextOptions` for texts.
+        """
+        return run_all(self.engine, speech_tasks(self.engine, messages, sampling_params, **options), use_tqdm)
 
     def stream_speak(
         self,
-        messages: Messages,
+        messages: Messages | str | None = None,
         sampling_params: SamplingParams | None = None,
         exact: bool = True,
         **options: Unpack[SpeakKeywords],
     ) -> Iterator[Speech]:
-        """Answer one conversation as text, then yield its speech part by part; see `pipelines.speak.stream_task`."""
-        task, speak = stream_task(self.engine, messages, sampling_params, exact=exact, **options)
+        """Yield the speech of one answer or text part by part, of an answer first its text.
+
+        See `pipelines.speak.stream_task` for conversations. A part of a text is a sentence, or several short ones.
+        """
+        if self.engine.voices is not None:
+            return self._stream_text(stream_tasks(self.engine, messages, text_options(sampling_params, options)))
+        task, speak = stream_task(self.engine, cast(Messages, messages), sampling_params, exact=exact, **options)
         (answer,) = run_all(self.engine, [task], False)
         return speak(answer)
+
+    def _stream_text(self, tasks: Iterator[Task[Speech]]) -> Iterator[Speech]:
+        seconds = 0.0
+        for task in tasks:
+            (part,) = run_all(self.engine, [task], False)
+            yield later(part, seconds)
+            if part.error is not None:
+                return
+            seconds += part.seconds
 
     def live_audio(self, rate: float | None = None, **options: Unpack[LiveKeywords]) -> LiveAudio:
         """Open a session that transcribes samples while they arrive.
@@ -276,23 +294,33 @@ class AsyncLLM(async_llm.AsyncLLM):
 
     async def speak(
         self,
-        messages: Messages | Sequence[Messages],
+        messages: Messages | Sequence[Messages] | str | Sequence[str] | None = None,
         sampling_params: SamplingParams | None = None,
         **options: Unpack[SpeakKeywords],
     ) -> list[Speech]:
         """`LLM.speak` as a coroutine. The talker runs in a thread."""
-        tasks = speak_tasks(self.engine, messages, sampling_params, **options)
+        tasks = speech_tasks(self.engine, messages, sampling_params, **options)
         return await run_all_async(self, tasks, self.engine.config.max_num_seqs, self._speakers)
 
     async def stream_speak(
         self,
-        messages: Messages,
+        messages: Messages | str | None = None,
         sampling_params: SamplingParams | None = None,
         exact: bool = True,
         **options: Unpack[SpeakKeywords],
     ) -> AsyncGenerator[Speech, None]:
         """`LLM.stream_speak` as an async generator. The talker runs in a thread, and stops when the generator is closed."""
-        task, speak = stream_task(self.engine, messages, sampling_params, exact=exact, **options)
+        if self.engine.voices is not None:
+            make = partial(stream_tasks, self.engine, messages, text_options(sampling_params, options))
+            seconds = 0.0
+            for text_task in await in_thread(self._speakers, make):
+                part = await run_async(self, text_task, self._speakers)
+                yield later(part, seconds)
+                if part.error is not None:
+                    return
+                seconds += part.seconds
+            return
+        task, speak = stream_task(self.engine, cast(Messages, messages), sampling_params, exact=exact, **options)
         parts = speak(await run_async(self, task))
         step = Future[Speech | None]()
         step.set_result(None)
@@ -362,6 +390,23 @@ class AsyncLLM(async_llm.AsyncLLM):
         adapters = take_adapters(options)
         make_tasks = partial(ocr_tasks, self.engine, images, read_options(OcrOptions, options))
         return await run_all_async(self, with_adapters(self.engine, await in_thread(self._readers, make_tasks), **adapters))
+
+
+def speech_tasks(
+    engine: Engine, messages: object, sampling_params: SamplingParams | None, **options: Unpack[SpeakKeywords]
+) -> list[Task[Speech]]:
+    """Return the tasks of `speak`: of texts if the model speaks texts, else of conversations."""
+    if engine.voices is not None:
+        return text_tasks(engine, messages, text_options(sampling_params, options))
+    return speak_tasks(engine, cast(Messages, messages), sampling_params, **options)
+
+
+def text_options(sampling_params: SamplingParams | None, options: SpeakKeywords) -> SpeakTextOptions:
+    """Return the options of texts. Raise InputError for those of conversations."""
+    if sampling_params is not None:
+        reason = "this model samples nothing; leave <<param>> out, and give a seed as seed"
+        raise InputError(reason, code="unsupported", param="sampling_params")
+    return read_options(SpeakTextOptions, options, "messages")
 
 
 def file_options(language: str | None, task: str | None, options: TranscribeKeywords) -> FileOptions:

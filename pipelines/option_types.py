@@ -11,6 +11,7 @@ from ..engine.frontend.adapters import AdapterChoice
 from ..engine.option_types import ChatOptions
 from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
+from ..engine.voices import Voice
 from .speech.segments import Segment, WindowResult
 
 SpeechTask = Literal["transcribe", "translate"]
@@ -122,7 +123,12 @@ class LiveKeywords(SpeechKeywords, AdapterKeywords, total=False):
 
 
 class SpeakKeywords(ChatOptions, total=False):
-    """See `speak.speech_requests`."""
+    """See `speak.speech_requests` and, for models that turn texts into speech, `speak_text.SpeakTextOptions`."""
 
     speech_params: SamplingParams | None
-    voice: str | None
+    voice: Voice | None
+    speed: float
+    phonemes: str | Sequence[str] | None
+    language: str | None
+    phonemizer: Callable[[str], str] | None
+    seed: int | None

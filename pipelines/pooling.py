@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from ..callers.errors import ConfigError, ErrorInfo, InputError, short_repr
+from ..callers.errors import ConfigError, ErrorInfo, InputError, SensoriumError, short_repr
 from ..callers.repr_mixin import ReprMixin
 from ..engine.frontend.request import RequestInput
 from ..engine.frontend.request_handle import RequestHandle
@@ -189,7 +189,7 @@ def with_truncation(
     return prompt, {**cut, **options}
 
 
-def failed_request(error: InputError) -> RequestHandle:
+def failed_request(error: SensoriumError) -> RequestHandle:
     """Return a request whose output has this error."""
 
     def fail() -> NoReturn:

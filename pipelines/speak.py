@@ -39,17 +39,31 @@ _UNUSED = (
 """Sampling parameters that have no meaning for codes of speech."""
 
 
+@dataclass(frozen=True)
+class SpokenWord:
+    """A word and when it is spoken, in seconds. `word`: as written, or its phonemes if these were given."""
+
+    word: str
+    start: float
+    end: float
+    phonemes: str
+
+
 @dataclass(frozen=True, repr=False)
 class Speech(ReprMixin):
-    """An answer as text and speech, or with `stream_speak` a part of it: the whole text, and the next samples and frames.
+    """An answer as text and speech, or the speech of a text; with `stream_speak` a part of it.
+
+    A part of an answer is the whole text with the next samples and frames. A part of a text is its next sentences.
 
     Args:
-        text: the answer.
-        samples: float32 `[n]` in [-1, 1], one channel. Empty if there is an error, or nothing to say.
+        text: the answer, or what is spoken; empty if phonemes were given.
+        samples: float32 `[n]` in [-1, 1], one channel. Empty if there is nothing to say; with an error, those before it.
         sampling_rate: samples per second.
-        error: why there is no speech, or None.
-        output: the answer's request.
+        error: why there is no speech, or not all of it; or None.
+        output: the answer's request; of a text the last one, as each sentence has its own.
         codes: the frames of codes that the samples were made of: one code in Qwen2.5-Omni, several in Qwen3-Omni.
+        phonemes: of a text, those that were spoken. words: of a text, with their times.
+        phoneme_times: of a text: (phoneme, start, end) of all phonemes, spaces and marks included, in seconds.
     """
 
     text: str
@@ -58,6 +72,9 @@ class Speech(ReprMixin):
     error: ErrorInfo | None
     output: RequestOutput = field(repr=False)
     codes: tuple[Frame, ...] = field(default=(), repr=False)
+    phonemes: str = field(default="", repr=False)
+    words: tuple[SpokenWord, ...] = field(default=(), repr=False)
+    phoneme_times: tuple[tuple[str, float, float], ...] = field(default=(), repr=False)
 
     @property
     def seconds(self) -> float:

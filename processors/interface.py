@@ -13,7 +13,7 @@ from torch import Tensor
 from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
 from ..mm.rules import PromptAttention
-from ..mm.speech import AlignmentRule, FrameRule, SpeechRequest, StreamRule
+from ..mm.speech import AlignmentRule, FrameRule, PhonemeRule, SpeechRequest, StreamRule
 from ..mm.types import (
     EmbeddingItem,
     ItemGeometry,
@@ -210,6 +210,13 @@ class LimitsViews(Protocol):
     """Additional interface of a ProcessingInfo whose family has views of any size with the same number of rows."""
 
     most_patches: int  # of a view, for any options
+
+
+@runtime_checkable
+class SupportsPhonemes(Protocol):
+    """Additional interface of a ProcessingInfo whose family turns phonemes into speech."""
+
+    def phoneme_rule(self) -> PhonemeRule: ...
 
 
 @runtime_checkable

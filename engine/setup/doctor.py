@@ -174,7 +174,7 @@ def missing_weights(folder: Path) -> CheckpointError | None:
     try:
         if find_gguf(folder) is not None:
             return None
-        files = CheckpointFolder(folder).safetensors()
+        files = CheckpointFolder(folder).weight_files()
     except ConfigError:  # several GGUF models, which `find_problems` reports
         return None
     except CheckpointError as error:
@@ -193,7 +193,7 @@ def _check_weights(folder: Path) -> None:
     """
     if find_gguf(folder) is not None or missing_weights(folder) is not None:  # `load_model_files` reads a GGUF file's header
         return
-    files = CheckpointFolder(folder).safetensors()
+    files = CheckpointFolder(folder).weight_files()
     missing = [file.name for file in files if not file.exists()]
     if missing:
         named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")

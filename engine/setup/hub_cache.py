@@ -37,6 +37,7 @@ _FOLDERS = "|".join(re.escape(part.folder) for part in PARTS if part.folder)
 _IN_FOLDER = re.compile(rf"({_FOLDERS})/((preprocessor_)?config|model\.safetensors\.index)\.json")
 _MODULE = re.compile(r"\d+_\w+/config\.json")  # of sentence-transformers; _MODULE_WEIGHTS: of the modules that have weights
 _MODULE_WEIGHTS = re.compile(r"\d+_(Dense|LayerNorm)/model\.safetensors")
+_VOICE = re.compile(r"voices/\w+\.pt")  # of Kokoro; `checkpoints.torch_file` reads them without unpickling
 _MAX_NAME = 96  # characters of a name on the Hub
 _FILES = (
     "*config.json",
@@ -145,7 +146,7 @@ class CachedModel:
             if is_adapter(folder):
                 return [] if (folder / ADAPTER_WEIGHTS).is_file() or not weights else [ADAPTER_WEIGHTS]
             names = [name for name in ("config.json", "params.json") if (folder / name).is_file()][:1] or ["config.json"]
-            names += [file.name for file in CheckpointFolder(folder).safetensors()] if weights else []
+            names += [file.name for file in CheckpointFolder(folder).weight_files()] if weights else []
             return [name for name in names if not (folder / name).is_file()]
         absent = [name for name in small_files(files) if not self.has(commit, files[name])]
         if absent or not weights:
@@ -192,18 +193,21 @@ def remote_file(name: str, entry: Mapping[str, Any]) -> RemoteFile:
 
 
 def small_files(files: Mapping[str, RemoteFile]) -> list[str]:
-    """Return the names of the files beside the weights. Of folders: settings of adapters, encoders and modules only."""
+    """Return the names of the files beside the weights. Of folders: voices, and settings of adapters, encoders and modules."""
     plain = [name for name in files if "/" not in name and any(fnmatchcase(name, pattern) for pattern in _FILES)]
-    return plain + [name for name in files if any(pattern.fullmatch(name) for pattern in (_MODULE, _NESTED, _IN_FOLDER))]
+    return plain + [
+        name for name in files if any(pattern.fullmatch(name) for pattern in (_MODULE, _NESTED, _IN_FOLDER, _VOICE))
+    ]
 
 
 def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> list[RemoteFile]:
     """Return the weights of a commit and of the adapters that it has. `folder` holds the files beside the weights.
 
     Raises:
-        CheckpointError: there are no safetensors, or the index names files that are not there.
+        CheckpointError: there are no weights that are read, or the index names files that are not there.
     """
-    if not any(file.endswith((WEIGHTS_END, INDEX_END)) and "/" not in file for file in files):
+    saved = CheckpointFolder(folder, files).saved
+    if saved is None and not any(file.endswith((WEIGHTS_END, INDEX_END)) and "/" not in file for file in files):
         gguf = next((file for file in files if file.endswith(SUFFIX)), None)
         if gguf is not None:
             raise CheckpointError(
@@ -214,7 +218,7 @@ def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> 
     names = [ADAPTER_WEIGHTS] if ADAPTER in files and ADAPTER_WEIGHTS in files else []
     checkpoint = CheckpointFolder(folder, files)
     if not names or checkpoint.has_safetensors:
-        names = [path.name for path in checkpoint.safetensors()] + names
+        names = [path.name for path in (checkpoint.safetensors() if saved is None else [saved])] + names
     if any(map(_NESTED.fullmatch, files)):
         nested = (f"{subfolder}/{ADAPTER_WEIGHTS}" for subfolder in nested_adapters(folder))
         names += [name for name in nested if name in files]

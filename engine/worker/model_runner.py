@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...callers.errors import InputError
 from ...checkpoints.heap import trim_heap
 from ...kernels.dispatch import use_backends
 from ...kernels.streams import copy_to_host
@@ -24,7 +25,7 @@ from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
 from ...models.request_adapters import ModelPart
 from ..kv_cache.groups import group_layers, group_of_layer
-from ..pooling_requests import LikelyTokens, PoolingRequest, keeps_rows
+from ..pooling_requests import LikelyTokens, PoolingRequest, SpokenPrompt, keeps_rows
 from ..types import EncodeResult, LoadedAdapter, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 from .adapter_store import AdapterStore, layers_of
 from .batch import KVCaches, ModelRows, build_batch, cross_counts
@@ -34,7 +35,7 @@ from .encoder_runner import EncoderRunner, is_finite
 from .encoder_store import EncoderStore
 from .grammar import GrammarFactory
 from .isolate import isolate_failures
-from .pooling import keep_rows, kept_rows, likely_tokens, pool
+from .pooling import keep_rows, kept_rows, likely_tokens, pool, spoken_prompt
 from .predictor import ComputedPart, Predictor
 from .sampler import NOT_FINITE, SampledToken, gather_logprobs, sample_async, verify
 from .sequence_state import SequenceState
@@ -326,8 +327,10 @@ class ModelRunner:
             for (sequence, task), start, good in zip(scheduled, starts, finite, strict=False)
         ]
         pooled = [row for row in last_rows if row[0].message.pooling is not None]
-        results = self._pool([row for row in pooled if not isinstance(row[0].message.pooling, LikelyTokens)], hidden)
+        others = LikelyTokens | SpokenPrompt
+        results = self._pool([row for row in pooled if not isinstance(row[0].message.pooling, others)], hidden)
         results |= self._find_candidates([row for row in pooled if isinstance(row[0].message.pooling, LikelyTokens)], hidden)
+        results |= self._speak([sequence for sequence, _ in pooled if isinstance(sequence.message.pooling, SpokenPrompt)])
         results |= self._sample([entry for entry in sampled if entry[0].message.pooling is None], hidden)
         outputs = []
         for (_, task), logprobs, good in zip(scheduled, prompt_logprobs, finite, strict=True):
@@ -398,6 +401,19 @@ class ModelRunner:
                 poolings.append(pooling)
         vectors = pool(rows, poolings, self.model)
         return results | {name: pooled_output(name, vector) for name, vector in zip(names, vectors, strict=True)}
+
+    def _speak(self, sequences: Sequence[SequenceState]) -> dict[str, TokenOutput]:
+        """Speak prompts one by one. One that fails fails alone."""
+
+        def attempt(part: Sequence[SequenceState]) -> list[Tensor | Exception]:
+            return [spoken_prompt(sequence, self.model, self.device) for sequence in part]
+
+        results = dict[str, TokenOutput]()
+        for sequence, speech in zip(sequences, isolate_failures(sequences, attempt), strict=True):
+            name = sequence.request_id
+            refused = isinstance(speech, InputError)
+            results[name] = TokenOutput(name, (), error=speech.info) if refused else pooled_output(name, speech)
+        return results
 
     def _find_candidates(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
         """Return the likeliest next tokens of each sequence. A sequence whose logits processors fail fails alone."""

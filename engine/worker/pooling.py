@@ -10,7 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.interface import LogitsRule, Model, SupportsClassification, SupportsPooling, SupportsRowDecoding
+from ...models.interface import (
+    LogitsRule,
+    Model,
+    SupportsClassification,
+    SupportsPooling,
+    SupportsRowDecoding,
+    SupportsSpeech,
+)
 from ..logits_processors import apply_processors, keeps_logprobs
 from ..pooling_requests import (
     LayerStates,
@@ -20,6 +27,7 @@ from ..pooling_requests import (
     PoolingRequest,
     PromptClasses,
     PromptVector,
+    SpokenPrompt,
     TokenClasses,
     TokenLogits,
     TokenVectors,
@@ -84,8 +92,8 @@ def _keep(sequence: SequenceState, hidden: Tensor, start: int, model: Model) -> 
     stop = start + len(hidden)
     if isinstance(pooling, LayerStates):
         return
-    if isinstance(pooling, TokenVectors | TokenClasses):
-        vectors = _vectors(hidden, pooling, model)
+    if isinstance(pooling, TokenVectors | TokenClasses | SpokenPrompt):
+        vectors = hidden if isinstance(pooling, SpokenPrompt) else _vectors(hidden, pooling, model)
         if start == 0:
             sequence.kept_rows = torch.zeros(sequence.prompt_length, vectors.shape[1])
         assert sequence.kept_rows is not None
@@ -150,6 +158,18 @@ def kept_rows(sequence: SequenceState, last: Tensor, model: Model) -> Tensor:
         return torch.cat(vectors)[None].to(last.dtype)
     assert sequence.kept_rows is not None
     return sequence.kept_rows
+
+
+def spoken_prompt(sequence: SequenceState, model: Model, device: torch.device) -> Tensor:
+    """Return the result of `SpokenPrompt` on the CPU. Raise InputError if the speech would be too long."""
+    pooling, hidden = sequence.message.pooling, sequence.kept_rows
+    assert isinstance(pooling, SpokenPrompt)
+    assert hidden is not None
+    assert isinstance(model, SupportsSpeech)
+    ids = torch.tensor(sequence.token_ids[: sequence.prompt_length], device=device)
+    style = torch.tensor(pooling.style, device=device)
+    frames, samples = model.speak(ids, hidden.to(device), style, pooling.speed, pooling.seed)
+    return as_result(torch.cat((frames.float(), samples)))
 
 
 def likely_tokens(hidden: Tensor, sequences: Sequence[SequenceState], model: Model) -> list[Tensor | Exception]:

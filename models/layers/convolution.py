@@ -37,19 +37,43 @@ def depthwise_planes(planes: Tensor, kernel: Tensor, stride: int) -> Tensor:
 
 
 class _Kernel(WeightedLayer):
-    """The tensors of a convolution. `below`: they are stored below this name."""
+    """The tensors of a convolution. `below`: they are stored below this name.
+
+    Args:
+        weight_norm: the checkpoint stores directions of the weight, `weight_v`, and their lengths, `weight_g [first, 1, 1]`.
+    """
 
     below = ""
 
-    def __init__(self, first: int, second: int, taps: int, outer: int, device: torch.device, bias: bool = True) -> None:
+    def __init__(
+        self,
+        first: int,
+        second: int,
+        taps: int,
+        outer: int,
+        device: torch.device,
+        bias: bool = True,
+        weight_norm: bool = False,
+    ) -> None:
         super().__init__()
         self.weight = torch.empty(first, second, taps, device=device)
+        self.lengths = torch.empty(first, 1, 1, device=device) if weight_norm else None
         self.bias = torch.empty(outer, device=device) if bias else None
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{path}{self.below}.weight", self.weight
+        yield f"{path}{self.below}.weight{'' if self.lengths is None else '_v'}", self.weight
+        if self.lengths is not None:
+            yield f"{path}{self.below}.weight_g", self.lengths
         if self.bias is not None:
             yield f"{path}{self.below}.bias", self.bias
+
+    def packed_bytes(self, device: torch.device) -> int:
+        return super().packed_bytes(device) - (0 if self.lengths is None else self.lengths.nbytes)
+
+    def pack(self) -> None:
+        if self.lengths is not None:
+            self.weight.copy_(torch._weight_norm(self.weight, self.lengths))
+            self.lengths = None
 
 
 class Conv1d(_Kernel):
@@ -57,6 +81,7 @@ class Conv1d(_Kernel):
 
     Args:
         pad: how the ends are padded: "constant" (zeros) or "reflect".
+        stride: inputs from one result to the next. zeros: number of zeros at each end if it is not `taps - 1` in all.
     """
 
     def __init__(
@@ -69,26 +94,45 @@ class Conv1d(_Kernel):
         dilation: int = 1,
         bias: bool = True,
         pad: str = "constant",
+        stride: int = 1,
+        zeros: int | None = None,
+        weight_norm: bool = False,
     ) -> None:
-        super().__init__(outer, inner, taps, outer, device, bias)
-        self.dilation, self.pad = dilation, pad
+        super().__init__(outer, inner, taps, outer, device, bias, weight_norm)
+        self.dilation, self.pad, self.stride, self.zeros = dilation, pad, stride, zeros
 
     def forward(self, x: Tensor) -> Tensor:
         around = self.dilation * (self.weight.shape[2] - 1)
-        if around:
-            x = F.pad(x, (around // 2, around - around // 2), self.pad)
-        return F.conv1d(x, self.weight, self.bias, dilation=self.dilation)
+        zeros = around // 2 if self.zeros is None and self.pad == "constant" and around % 2 == 0 else self.zeros
+        if zeros is not None:
+            return F.conv1d(x, self.weight, self.bias, self.stride, zeros, self.dilation)
+        x = F.pad(x, (around // 2, around - around // 2), self.pad)
+        return F.conv1d(x, self.weight, self.bias, self.stride, dilation=self.dilation)
 
 
 class Upsample1d(_Kernel):
-    """`[batch, inner, time] -> [batch, outer, stride * time]`; `taps - stride` is even."""
+    """`[batch, inner, time] -> [batch, outer, stride * time]`.
 
-    def __init__(self, inner: int, outer: int, taps: int, stride: int, device: torch.device) -> None:
-        super().__init__(inner, outer, taps, outer, device)
-        self.stride, self.cut = stride, (taps - stride) // 2
+    If `taps - stride` is odd, one more result is left out at the start than at the end. `groups`: of channels.
+    """
+
+    def __init__(
+        self,
+        inner: int,
+        outer: int,
+        taps: int,
+        stride: int,
+        device: torch.device,
+        *,
+        groups: int = 1,
+        weight_norm: bool = False,
+    ) -> None:
+        super().__init__(inner, outer // groups, taps, outer, device, weight_norm=weight_norm)
+        cut = taps - stride
+        self.stride, self.groups, self.cut, self.longer = stride, groups, (cut + 1) // 2, cut % 2
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv_transpose1d(x, self.weight, self.bias, self.stride, self.cut)
+        return F.conv_transpose1d(x, self.weight, self.bias, self.stride, self.cut, self.longer, self.groups)
 
 
 class Past:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -22,6 +22,10 @@ from .token_bounds import TokenBounds, read_state, read_token_bounds, unknown_id
 _EMPTY = json.dumps({"model": {"type": "WordLevel", "vocab": {"<none>": 0, "<item>": 1}, "unk_token": "<none>"}}).encode()
 
 
+_EDGE = "<edge>"  # around the characters of a prompt, and any that is unknown
+_CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+
+
 def load_backend(path: Path) -> FastBackend | TekkenBackend:
     """Load the tokenizer of a folder, or of a file in it. CheckpointError if there is none, or it cannot be read."""
     folder = path.parent if path.is_file() and path.suffix != SUFFIX else path
@@ -34,8 +38,9 @@ def load_backend(path: Path) -> FastBackend | TekkenBackend:
         raise
     except Exception as error:  # of mistral-common, or of a value of the wrong type
         raise CheckpointError(f"the tokenizer of {str(folder)!r} cannot be read ({error})") from None
-    if files is None and "pretrained_cfg" in read_json(folder / "config.json"):  # a model of tensors, see mm.raw_tensors
-        files = TokenizerFiles("tokenizer.json", {"tokenizer.json": _EMPTY}, {}, {}, {}, ())
+    content = _of_config(read_json(folder / "config.json")) if files is None else None
+    if content is not None:
+        files = TokenizerFiles("tokenizer.json", {"tokenizer.json": content}, {}, {}, {}, ())
     if files is None:
         raise CheckpointError(
             f"no tokenizer.json, tekken.json, tokenizer.model, spiece.model, tiktoken.model, *.tiktoken, or vocab.json with "
@@ -47,6 +52,17 @@ def load_backend(path: Path) -> FastBackend | TekkenBackend:
         raise
     except Exception as error:  # tokenizers raises bare Exception on a broken file
         raise CheckpointError(f"{' and '.join(files.vocabulary)} cannot be read ({error}); download it again") from None
+
+
+def _of_config(config: Mapping[str, Any]) -> bytes | None:
+    """Return the tokenizer.json of a model that has none: of a model of tensors, or of one whose tokens are characters."""
+    if "pretrained_cfg" in config:  # see mm.raw_tensors
+        return _EMPTY
+    vocab = config.get("vocab")
+    if not isinstance(vocab, Mapping) or not all(len(character) == 1 for character in vocab):
+        return None
+    model = {"type": "WordLevel", "vocab": {**vocab, _EDGE: 0}, "unk_token": _EDGE}
+    return json.dumps({"model": model, "pre_tokenizer": _CHARACTERS}).encode()
 
 
 def splitter(specials: Iterable[str]) -> re.Pattern[str]:

@@ -15,6 +15,7 @@ from sensorium.engine.pooling_requests import (
     LikelyTokens,
     PromptClasses,
     PromptVector,
+    SpokenPrompt,
     TokenClasses,
     TokenLogits,
     TokenVectors,
@@ -81,7 +82,8 @@ def messages():
     return [
         marked, Element("cup", "", (0.0, 1.0, 2.0, 3.0), ((0.5, 0.5),), (Cell(0, 1, "a"),)),
         error, params, request, scheduled, update, feature(),
-        TokenLogits((3, 4)), LikelyTokens(5, 2), CrossAttentionWeights(((0, 1),)), LayerStates(2), TokenClasses(False),
+        TokenLogits((3, 4)), LikelyTokens(5, 2), CrossAttentionWeights(((0, 1),)), SpokenPrompt((0.5, -1.0), 1.5, 7),
+        LayerStates(2), TokenClasses(False),
         TokenVectors(True), PromptClasses(("last",), 1, False), PromptVector(("mean", "cls"), 2, False),
         types.EncodeTask("r", 0, "h"),
         types.StepHandle(3, True),

@@ -22,6 +22,7 @@ from sensorium.pipelines.embed import EmbedOptions
 from sensorium.pipelines.ocr import OcrOptions
 from sensorium.pipelines.rank import ScoreOptions
 from sensorium.pipelines.speak import speech_requests
+from sensorium.pipelines.speak_text import SpeakTextOptions
 from sensorium.pipelines.speech.options import FileOptions, LiveOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,4 +124,5 @@ def test_the_types_name_every_option_of_the_tasks() -> None:
         assert keywords.__annotations__.keys() - adapters == {option.name for option in fields(options)} - set(positional)
     speak = names_of(speech_requests, "engine", "messages", "sampling_params", "chat")
     chat = set(engine_options.ChatOptions.__annotations__)
-    assert set(task_options.SpeakKeywords.__annotations__) == speak | chat
+    texts = {option.name for option in fields(SpeakTextOptions)}
+    assert set(task_options.SpeakKeywords.__annotations__) == speak | chat | texts

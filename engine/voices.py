@@ -1,0 +1,85 @@
+"""The voices of a model that speaks: files `voices/<name>.pt` beside its weights, with a style for each number of phonemes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..callers.errors import InputError, hint, short_repr
+from ..checkpoints.torch_file import read_saved_tensor
+from ..mm.speech import PhonemeRule
+
+_FOLDER, _SUFFIX = "voices", ".pt"
+_MAX_BLENDED = 8
+Voice = str | os.PathLike[str] | Tensor
+"""A name, several joined by commas (their mean), the path of a file of a voice, or a tensor `[phonemes, 1, style]`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Voices:
+    """The voices of a checkpoint. Each is read when it is first used.
+
+    Args:
+        files: name -> path. rule: of the model.
+    """
+
+    files: Mapping[str, Path]
+    rule: PhonemeRule
+    _read: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.files)
+
+    def find(self, voice: Voice | None) -> Tensor:
+        """Return the styles of a voice, float32 `[phonemes, style]`. None: the first one.
+
+        Raises:
+            InputError: an unknown name, or a tensor of another shape.
+            CheckpointError: the file of a voice cannot be read.
+        """
+        if isinstance(voice, Tensor):
+            return self._checked("the tensor", voice)
+        if isinstance(voice, os.PathLike):
+            return self._checked(os.fspath(voice), read_saved_tensor(Path(voice)))
+        if voice is None:
+            if not self.files:
+                reason = "the checkpoint has no folder voices; download it, or give <<param>>, a file or a tensor"
+                raise InputError(reason, code="unsupported", param="voice")
+            voice = self.names[0]
+        names = [name.strip() for name in voice.split(",", _MAX_BLENDED)]
+        if len(names) > _MAX_BLENDED:
+            reason = f"<<param>> names more than {_MAX_BLENDED} voices"
+            raise InputError(reason, code="over_limit", param="voice", limit=_MAX_BLENDED)
+        return torch.stack([self._named(name) for name in names]).mean(0)
+
+    def style(self, voice: Tensor, phonemes: int) -> tuple[float, ...]:
+        """Return the style with which so many phonemes are spoken. `voice`: what `find` returned."""
+        return tuple(voice[min(phonemes, len(voice)) - 1].tolist())
+
+    def _named(self, name: str) -> Tensor:
+        if name not in self.files:
+            reason = f"<<param=>>{short_repr(name)} is no voice of this model; {hint(name, self.names)}"
+            raise InputError(reason, code="unsupported", param="voice", value=name)
+        if name not in self._read:
+            self._read[name] = self._checked(str(self.files[name]), read_saved_tensor(self.files[name]))
+        return self._read[name]
+
+    def _checked(self, what: str, voice: Tensor) -> Tensor:
+        if voice.ndim not in (2, 3) or not len(voice) or voice.shape[1:].numel() != self.rule.style:
+            reason = f"{what} has the shape {list(voice.shape)}; a voice of this model has [phonemes, 1, {self.rule.style}]"
+            raise InputError(f"<<param>>: {reason}", code="invalid_value", param="voice")
+        if not voice.is_floating_point() or not voice.isfinite().all():
+            raise InputError(f"<<param>>: {what} must be finite floating-point numbers", code="invalid_value", param="voice")
+        return voice.detach().reshape(len(voice), self.rule.style).float().cpu()
+
+
+def find_voices(folder: Path, rule: PhonemeRule) -> Voices:
+    """Return the voices in the folder of a checkpoint; there may be none."""
+    files = sorted((folder / _FOLDER).glob(f"*{_SUFFIX}"))
+    return Voices({file.name.removesuffix(_SUFFIX): file for file in files}, rule)
