@@ -6,12 +6,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from ..pipelines.speech.sound_writer import MEDIA_TYPES
 from .protocol.audio import AudioForm, TranscriptionForm
 from .protocol.batches import FileForm
 from .protocol.body import Body
 from .protocol.documents import DocumentForm
 
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/documents", "/invocations")
+_TRANSCRIBED = ("/v1/audio/transcriptions", "/v1/audio/translations")
 _TYPES = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/octet-stream"}
 FORMS: dict[str, type[Body]] = {
     "/v1/audio/transcriptions": TranscriptionForm,
@@ -60,10 +62,11 @@ class OllamaErrorBody(BaseModel):
 def route_options(method: str, path: str) -> dict[str, Any]:
     """Return the arguments of `add_api_route` that describe an endpoint."""
     types = [_TYPES.get(path, "application/json")]
-    types += ["text/event-stream"] if path in _STREAMED or "/audio/" in path else []
+    types += ["text/event-stream"] if path in (*_STREAMED, *_TRANSCRIBED) else []
     types += ["text/markdown", "text/plain"] if path == "/v1/documents" else []
     types += ["application/x-ndjson"] if path in ("/api/chat", "/api/generate") else []
-    types += ["text/plain"] if "/audio/" in path else []
+    types += ["text/plain"] if path in _TRANSCRIBED else []
+    types = [*MEDIA_TYPES.values(), "text/event-stream"] if path == "/v1/audio/speech" else types
     model: type[BaseModel] = AnthropicErrorBody if path.startswith("/v1/messages") else ErrorBody
     model = OllamaErrorBody if path.startswith("/api/") else model
     errors: dict[str, Any] = {"4XX": {"model": model, "description": "an error of the request"}}
