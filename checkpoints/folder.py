@@ -17,9 +17,9 @@ from .gguf.tensors import open_model
 
 WEIGHTS_END = ".safetensors"
 INDEX_END = ".safetensors.index.json"
-SAVED_WEIGHTS = "kokoro-*.pth"
-"""Pattern of a file of `torch.save` with weights, in one publisher's layout; `torch_file` reads it without unpickling."""
-_STEMS = ("model", "consolidated", "ema", "kokoro-v1_0", "kokoro-v1_1-zh")  # file names in layouts of the Hub and of publishers
+SAVED_WEIGHTS = "*.pth"
+"""Pattern of a file of `torch.save` with weights; `torch_file` reads it without unpickling."""
+_STEMS = ("model", "consolidated", "ema")  # file names in the Hub's layout, and in those of two publishers
 
 
 class CheckpointFolder:
@@ -54,10 +54,10 @@ class CheckpointFolder:
 
     @cached_property
     def saved(self) -> Path | None:
-        """The file of `torch.save` with the weights; None if there are safetensors, or no such file."""
+        """The file of `torch.save` with all weights; None if there are safetensors, or not exactly one such file."""
         names = [file.name for file in self.path.glob(SAVED_WEIGHTS)] if self._names is None else self._names
-        saved = sorted(name for name in names if fnmatchcase(name, SAVED_WEIGHTS))
-        return self.path / saved[0] if saved and not self.has_safetensors else None
+        saved = [name for name in names if fnmatchcase(name, SAVED_WEIGHTS) and "/" not in name]
+        return self.path / saved[0] if len(saved) == 1 and not self.has_safetensors else None
 
     @property
     def _stem(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Reads the weight files of checkpoints (safetensors, GGUF, some of torch.save): names, headers and tensors."""
+"""Reads the weight files of checkpoints (safetensors, GGUF, one file of torch.save): names, headers and tensors."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class EspeakPhonemes:
             while rest.value:
                 clause = self._library.espeak_TextToPhonemes(ctypes.byref(rest), _UTF8, _IPA | _TIE)
                 clauses.append((clause or b"").decode("utf-8", "replace"))
-        return _in_kokoro(" ".join(" ".join(clauses).split()), language)
+        return _in_alphabet(" ".join(" ".join(clauses).split()), language)
 
 
 @cache
@@ -82,7 +82,7 @@ def espeak() -> EspeakPhonemes:
         raise ConfigError(f"espeak-ng cannot be loaded ({error})", param="phonemes") from None
 
 
-def _in_kokoro(phonemes: str, language: str) -> str:
+def _in_alphabet(phonemes: str, language: str) -> str:
     """Return phonemes of espeak-ng in Kokoro's alphabet: one letter for a diphthong or an affricate."""
     phonemes = re.sub(r"\([a-z^-]+\)", "", phonemes)  # marks of words in another language
     if not language.startswith("en"):
