@@ -20,7 +20,7 @@ from ..protocol.speech import SpeechBody
 from ..state import server_of, unless_disconnected
 from ..streams import open_stream
 
-_NO_VOICES = "this model does not turn texts into speech; load one that does, such as Kokoro-82M"
+_NO_VOICES = "this model does not turn texts into speech; load one that does"
 
 
 async def voices(request: Request) -> Response:
