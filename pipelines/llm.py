@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Unpack, cast
 
+from ..callers.errors import InputError
 from ..engine import async_llm, llm
 from ..engine.frontend.arguments import Messages, as_prompts
 from ..engine.pooling_params import PoolingParams
