@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..pipelines.documents.manifest import Manifest
     from ..pipelines.documents.options import ReadOptions
     from ..pipelines.documents.output import DocumentFolder
-    from ..pipelines.documents.readers import PageReader
+    from ..pipelines.documents.page_task import PageReader
     from ..pipelines.documents.ways import ReaderKind
     from ..pipelines.files import NamedItem
 

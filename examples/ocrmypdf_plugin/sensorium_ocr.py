@@ -23,9 +23,10 @@ from sensorium.pipelines.documents.blocks import Document
 from sensorium.pipelines.documents.inputs import documents_of
 from sensorium.pipelines.documents.manifest import Manifest
 from sensorium.pipelines.documents.options import ReadOptions
+from sensorium.pipelines.documents.page_task import PageReader
 from sensorium.pipelines.documents.projections import Projected, project
 from sensorium.pipelines.documents.read import DocumentReader, load
-from sensorium.pipelines.documents.readers import ModelReader, PageReader, find_reader
+from sensorium.pipelines.documents.readers import ModelReader, find_reader
 
 LANGUAGES = {"eng", "deu", "fra", "ita", "spa", "por", "nld", "pol", "chi_sim", "chi_tra", "jpn", "kor", "ara", "rus"}
 """Languages that OCRmyPDF lets pass. Models know more, or fewer, and take no language."""

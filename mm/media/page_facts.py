@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -42,7 +42,8 @@ _CUT = 0.6  # line heights between two words that may belong to different cells 
 _BULLETS = dict.fromkeys(map(ord, "\uf0b7\uf0a7\uf0d8\uf0fc\uf076"), "•")  # codes of Symbol and Wingdings in Word's lists
 _HYPHEN = "\u00ad"  # stands for a hyphen that PDFium takes for one of hyphenation
 _BAD = ("Cc", "Cn", "Cs")  # categories of characters that no text has
-_Verticals = NDArray[np.float64]
+Verticals = NDArray[np.float64]
+"""Places of vertical rules, with their upper and lower ends, `[rules, 3]`."""
 
 
 class LineCut(NamedTuple):
@@ -100,10 +101,12 @@ class PageFacts:
     parts: tuple[TextPart, ...] | None = None
 
 
-class _Char(NamedTuple):
+class PageChar(NamedTuple):
+    """A character of a line. `is_unknown`: it has no known meaning in its font."""
+
     text: str
     box: Box
-    is_unknown: bool
+    is_unknown: bool = False
 
 
 def page_facts(data: bytes, numbers: list[int], policy: MediaPolicy) -> list[PageFacts]:
@@ -133,7 +136,7 @@ def _facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
         to_page = page_affine(page, width, height)
         chars, num_cut = _chars(page, to_page)
         rules = page_rules(page, to_page) if chars else ()
-        lines = tuple(_lines(chars, _verticals(rules)))
+        lines = tuple(_lines(chars, verticals_of(rules)))
         dark = [char for char in chars if not char.text.isspace()]
         inside = [char for char in dark if _is_inside(char.box, width, height)]
         marks = _marks(page, lines, policy, bool(dark)) if len(dark) < _FEW_CHARS else None
@@ -190,7 +193,7 @@ def _is_inside(box: Box, width: float, height: float) -> bool:
     return 0 <= across <= width and 0 <= down <= height
 
 
-def _chars(page: Any, to_page: Affine) -> tuple[list[_Char], int]:
+def _chars(page: Any, to_page: Affine) -> tuple[list[PageChar], int]:
     """Return the characters of the text layer, with the spaces and line ends that PDFium adds, and how many were left out."""
     textpage = page.get_textpage()
     try:
@@ -200,7 +203,7 @@ def _chars(page: Any, to_page: Affine) -> tuple[list[_Char], int]:
         textpage.close()
 
 
-def _first_chars(textpage: Any, count: int, to_page: Affine) -> Iterator[_Char]:
+def _first_chars(textpage: Any, count: int, to_page: Affine) -> Iterator[PageChar]:
     from pypdfium2 import raw
 
     rect, high = raw.FS_RECTF(), 0  # `high`: the first half of a character beyond U+FFFF
@@ -217,7 +220,7 @@ def _first_chars(textpage: Any, count: int, to_page: Affine) -> Iterator[_Char]:
         box = (0.0, 0.0, 0.0, 0.0)
         if raw.FPDFText_GetLooseCharBox(textpage, index, byref(rect)):
             box = _shown_box(to_page, rect.left, rect.bottom, rect.right, rect.top)
-        yield _Char(_BULLETS.get(code) or chr(code), box, raw.FPDFText_HasUnicodeMapError(textpage, index) == 1)
+        yield PageChar(_BULLETS.get(code) or chr(code), box, raw.FPDFText_HasUnicodeMapError(textpage, index) == 1)
 
 
 def _is_invisible(page: Any) -> bool:
@@ -229,21 +232,21 @@ def _is_invisible(page: Any) -> bool:
     return hidden.count(True) * 2 > len(hidden)
 
 
-def _verticals(rules: tuple[Rule, ...]) -> _Verticals:
+def verticals_of(rules: Sequence[Rule]) -> Verticals:
     """Return the places of vertical rules, with their upper and lower ends, as float64 `[rules, 3]`."""
     return np.array([(left, top, bottom) for left, top, right, bottom in rules if left == right]).reshape(-1, 3)
 
 
-def _lines(chars: list[_Char], verticals: _Verticals) -> Iterator[TextLine]:
+def _lines(chars: list[PageChar], verticals: Verticals) -> Iterator[TextLine]:
     """Yield the lines of characters, cut where the gap between two words is wider than any space.
 
     PDFium ends no line after a hyphen, so a character that stands below and to the left of the one before begins a line, too.
     """
-    line, last = list[_Char](), None
-    for char in [*chars, _Char("\n", (0, 0, 0, 0), False)]:
+    line, last = list[PageChar](), None
+    for char in [*chars, PageChar("\n", (0, 0, 0, 0), False)]:
         is_dark = not char.text.isspace()
         if char.text in "\r\n" or (is_dark and last is not None and _begins_line(char.box, last.box)):
-            yield from _parts(line, verticals)
+            yield from cut_line(line, verticals)
             line, last = [], None
         if char.text not in "\r\n":
             line.append(char)
@@ -254,14 +257,15 @@ def _begins_line(box: Box, before: Box) -> bool:
     return box[0] < before[0] and (box[1] + box[3]) / 2 > before[3]
 
 
-def _parts(line: list[_Char], verticals: _Verticals) -> Iterator[TextLine]:
+def cut_line(line: list[PageChar], verticals: Verticals) -> Iterator[TextLine]:
+    """Yield the parts of a line whose characters stand in order, with the places where each may be cut."""
     dark = [char for char in line if not char.text.isspace()]
     if not dark:
         return
     size = median(char.box[3] - char.box[1] for char in dark)
     middle = median((char.box[1] + char.box[3]) / 2 for char in dark)
     rules: list[float] = np.sort(verticals[(verticals[:, 1] <= middle) & (verticals[:, 2] >= middle), 0]).tolist()
-    part, gaps, before = list[_Char](), list[LineCut](), dark[0].box
+    part, gaps, before = list[PageChar](), list[LineCut](), dark[0].box
     for char in line:
         if not char.text.isspace():
             gap = char.box[0] - before[2]
@@ -280,7 +284,7 @@ def _has_rule(before: Box, box: Box, rules: list[float]) -> bool:
     return bisect_right(rules, (before[0] + before[2]) / 2) < bisect_left(rules, (box[0] + box[2]) / 2)
 
 
-def _line_of(chars: list[_Char], size: float, gaps: list[LineCut]) -> TextLine:
+def _line_of(chars: list[PageChar], size: float, gaps: list[LineCut]) -> TextLine:
     """Return a line. `gaps`: with indices of characters, among them spaces that its text leaves out."""
     text, start, cuts = "", 0, list[LineCut]()
     for end, left, right in (*gaps, LineCut(len(chars), 0.0, 0.0)):

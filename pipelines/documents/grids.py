@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...mm.media.page_facts import Box
 from ...mm.media.page_rules import Rule
 
@@ -42,12 +45,13 @@ class Grid:
     def box(self) -> Box:
         return self.xs[0], self.ys[0], self.xs[-1], self.ys[-1]
 
-    def holds(self, box: Box) -> bool:
-        """Return whether the middle of a box is inside, and at most a fifth of its width is not."""
+    def holds(self, boxes: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return for boxes `[boxes, 4]` whether the middle is inside, and at most a fifth of the width is not."""
         left, top, right, bottom = self.box
-        across, down = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-        inside = min(box[2], right) - max(box[0], left)
-        return left < across < right and top < down < bottom and inside > 0.8 * (box[2] - box[0])
+        across, down = (boxes[:, 0] + boxes[:, 2]) / 2, (boxes[:, 1] + boxes[:, 3]) / 2
+        inside = np.minimum(boxes[:, 2], right) - np.maximum(boxes[:, 0], left)
+        is_wide = inside > 0.8 * (boxes[:, 2] - boxes[:, 0])
+        return (left < across) & (across < right) & (top < down) & (down < bottom) & is_wide
 
     def cell_at(self, x: float, y: float) -> _Place:
         """Return the upper left corner of the cell at a point, or of the nearest one."""

@@ -22,7 +22,8 @@ from ..files import NamedItem, named_items
 from .manifest import Ranges
 from .office import office_kind, office_pdf
 from .options import ReadOptions, pages_within, parse_pages
-from .readers import PageReader, info_of
+from .page_task import PageReader
+from .readers import info_of
 from .ways import RULES
 
 T = TypeVar("T")

@@ -23,7 +23,8 @@ from .inputs import OpenedDocument, facts_of, open_document, patiently, scale_of
 from .manifest import Manifest
 from .options import LINE_CHARACTERS, ReadOptions
 from .page_blocks import page_blocks, part_blocks
-from .readers import PageReader, PageTask, info_of
+from .page_task import PageReader, PageTask
+from .readers import info_of
 from .stop import ReadingStopped, StopSignal
 from .text_blocks import text_order
 from .ways import choose_way

@@ -4,84 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from importlib import metadata
+from dataclasses import replace
+from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from ...callers.errors import ErrorInfo, SensoriumError, error_reason, is_out_of_memory
-from ...mm.media.isolate import run_isolated
-from ...mm.media.page_facts import Box, PageFacts, TextLine, page_pixels
 from ...mm.media.pdf import holds_pictures, is_pdf
 from ...mm.media.policy import MediaPolicy, PdfFile, page_of
 from .answers import answer_blocks
-from .blocks import Block, PageRecord, Way
-from .doubt import compare_numbers, doubt_of
-from .page_blocks import page_blocks
+from .blocks import PageRecord
+from .lines_reader import PACKAGES, LinesReader
+from .page_task import PageReader, PageTask
 from .stop import StopSignal
-from .text_blocks import reading_order
 from .ways import INSTALL, ReaderKind
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ...engine.engine import Engine
     from ...engine.frontend.adapters import AdapterChoice
     from ..ocr import Page
     from ..run import Task
 
-_MIN_CONFIDENCE = 0.5  # mean of a page's lines below which its text is doubted
-_PACKAGES = ("rapidocr", "onnxruntime")
 _ENGINE_OPTIONS = (
     "dtype", "quantization", "kv_cache_dtype", "mm_processor_kwargs", "hf_overrides", "generation_config",
     "override_generation_config",
 )  # fmt: skip
 """Options of the engine that change answers."""
-
-
-@dataclass(frozen=True)
-class PageTask:
-    """A page that a reader reads: the bytes of its file, what it holds, and why it is read in this way."""
-
-    data: bytes
-    number: int
-    facts: PageFacts
-    way: Way
-    reason: str
-    scale: float
-
-    def record(self, blocks: tuple[Block, ...] = (), error: ErrorInfo | None = None, doubt: str | None = None) -> PageRecord:
-        """Return the outcome of the page. What was read is compared with what the page is known to hold."""
-        facts, numbers = self.facts, None
-        if self.way in ("draft", "reading"):
-            numbers = compare_numbers(facts, blocks)
-            doubt = doubt or doubt_of(facts, blocks)
-        return PageRecord(
-            self.number, facts.width, facts.height, self.scale, self.way, self.reason, blocks, error, doubt, numbers
-        )
-
-
-class PageReader(Protocol):
-    """Reads pictures of pages.
-
-    Attributes:
-        kind: "none" reads nothing, "lines" one page at a time in any thread, "model" pages in batches. `read` raises
-            ReadingStopped soon after its signal.
-        digest: of what its results depend on.
-        name: of the model or reader.
-    """
-
-    @property
-    def kind(self) -> ReaderKind: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]: ...
 
 
 class NoReader:
@@ -92,65 +41,6 @@ class NoReader:
 
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
         return [page.record(error=ErrorInfo("unsupported", f"{page.reason}; {INSTALL}")) for page in pages]
-
-
-class LinesReader:
-    """Finds and reads printed lines with RapidOCR: the small PP-OCRv6 models of its package, on the CPU."""
-
-    kind: ReaderKind = "lines"
-    name = "rapidocr"
-
-    def __init__(self) -> None:
-        self._lock, self._stop = threading.Lock(), StopSignal()  # `_stop`: of the page that is read
-
-    @cached_property
-    def digest(self) -> str:
-        return " ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES)
-
-    @cached_property
-    def _engine(self) -> Any:
-        from rapidocr import RapidOCR
-
-        engine = RapidOCR(params={"Global.log_level": "error"})
-        for stage in (engine._load_det_model(), engine._load_cls_model(), engine._load_rec_model()):
-            stage.session = partial(self._run_stage, stage.session)
-        return engine
-
-    def _run_stage(self, session: Callable[[object], object], batch: object) -> object:
-        """Run one of a page's many batches, unless the reading was stopped."""
-        self._stop.check()
-        return session(batch)
-
-    def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
-        return [self._read(page, policy, stop) for page in pages]
-
-    def _read(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> PageRecord:
-        pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy))
-        lines, confidences = self._lines(pixels.numpy(), page.scale, stop)
-        blocks = page_blocks(lines, confidences, reading_order, source="reader", model=self.name)
-        mean = sum(confidences) / len(confidences) if confidences else 1.0
-        doubt = f"the mean confidence of its lines is {mean:.2f}" if mean < _MIN_CONFIDENCE else None
-        return page.record(blocks, doubt=doubt)
-
-    def _lines(self, pixels: NDArray[np.uint8], scale: float, stop: StopSignal) -> tuple[list[TextLine], list[float]]:
-        """Return the lines of a picture `[height, width, 3]` in any order, with boxes in points, and their confidences."""
-        with self._lock:
-            self._stop = stop
-            result = self._engine(pixels[..., ::-1])  # it takes BGR, as OpenCV does
-        lines, scores = list[TextLine](), list[float]()
-        for corners, text, score in zip(*map(_listed, (result.boxes, result.txts, result.scores)), strict=True):
-            if not text.strip():
-                continue
-            xs, ys = ([float(corner[axis]) / scale for corner in corners] for axis in (0, 1))
-            box: Box = (round(min(xs), 2), round(min(ys), 2), round(max(xs), 2), round(max(ys), 2))
-            lines.append(TextLine(text.strip(), box, round(box[3] - box[1], 2)))
-            scores.append(round(float(score), 4))
-        return lines, scores
-
-
-def _listed(values: Any) -> list[Any]:
-    """Return an array or a tuple as a list; none if there is nothing."""
-    return [] if values is None else list(values)
 
 
 class ModelReader:
@@ -256,4 +146,4 @@ def _image_of(page: PageTask) -> object:
 
 def find_reader() -> PageReader:
     """Return the reader that is installed."""
-    return LinesReader() if all(find_spec(name) is not None for name in _PACKAGES) else NoReader()
+    return LinesReader() if all(find_spec(name) is not None for name in PACKAGES) else NoReader()

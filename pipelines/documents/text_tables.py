@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
+import numpy as np
+
 from ...engine.elements import Cell
 from ...mm.media.page_facts import Box, TextLine
 from ...mm.media.page_rules import Rule
@@ -20,6 +22,7 @@ from .text_blocks import Span, join_lines
 _GAP = 0.6  # line heights between two columns, at least
 _ROW_GAP = 1.8  # line heights between two rows, at most
 _MAX_COLUMNS = 64  # of a table, and of running text; what stands beside them is no part of a table
+_MAX_TRIES = 8  # grids in which a line is looked at; boxes of more overlap in drawings only
 _LEAST_ROWS = 3  # of a table whose columns are only aligned
 _NEAR_ROWS = 8  # before a line that may belong to a table
 _APART = 0.3  # share of the lines in a grid that have several parts in one cell, at most
@@ -84,11 +87,14 @@ def find_tables(lines: Sequence[TextLine], rules: Sequence[Rule] = (), columns: 
     same gaps between columns, and the columns are not columns of running text. A line belongs to one table as a whole.
     """
     tables, taken = list[TextTable](), set[int]()
+    boxes, tries = np.array([line.box for line in lines]).reshape(-1, 4), np.zeros(len(lines), np.int64)
     for grid in find_grids(rules):
-        inside = [i for i, line in enumerate(lines) if i not in taken and grid.holds(line.box)]
-        if (table := _ruled_table(grid, [(i, lines[i]) for i in inside])) is not None:
+        inside = np.flatnonzero(grid.holds(boxes) & (tries < _MAX_TRIES))
+        tries[inside] += 1
+        if (table := _ruled_table(grid, [(i, lines[i]) for i in inside.tolist()])) is not None:
             tables.append(table)
             taken |= table.lines
+            tries[list(table.lines)] = _MAX_TRIES
     rest = [(i, line) for i, line in enumerate(lines) if i not in taken]
     horizontals = sorted((rule for rule in rules if rule[1] == rule[3]), key=_height)
     for region in _by_column(rest, columns):

@@ -34,11 +34,12 @@ from sensorium.pipelines.documents import inputs, manifest, owner, readers
 from sensorium.pipelines.documents.api import PageDone, read_files_async
 from sensorium.pipelines.documents.blocks import Block, PageRecord
 from sensorium.pipelines.documents.inputs import documents_of
+from sensorium.pipelines.documents.lines_reader import LinesReader
 from sensorium.pipelines.documents.manifest import Manifest
 from sensorium.pipelines.documents.options import OutputOptions, ReadOptions, pages_within, parse_pages
 from sensorium.pipelines.documents.projections import Projected, project
 from sensorium.pipelines.documents.read import TRANSIENT, DocumentReader
-from sensorium.pipelines.documents.readers import LinesReader, ModelReader, NoReader
+from sensorium.pipelines.documents.readers import ModelReader, NoReader
 from sensorium.pipelines.documents.stop import ReadingStopped
 from sensorium.pipelines.documents.text_blocks import blocks_of, join_lines, reading_order
 from sensorium.pipelines.documents.ways import choose_way, why_not_trusted

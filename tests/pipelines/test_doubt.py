@@ -6,8 +6,8 @@ import pytest
 from sensorium.mm.media.page_facts import PageFacts, TextLine
 from sensorium.pipelines.documents.blocks import Block, NumberCheck, PageRecord
 from sensorium.pipelines.documents.doubt import compare_numbers, doubt_of
+from sensorium.pipelines.documents.page_task import PageTask
 from sensorium.pipelines.documents.projections import page_fields
-from sensorium.pipelines.documents.readers import PageTask
 
 
 def facts(text: str, **changes: int) -> PageFacts:

@@ -21,10 +21,12 @@ from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import inputs, read, readers
 from sensorium.pipelines.documents.blocks import PageRecord
 from sensorium.pipelines.documents.inputs import OpenedDocument, documents_of
+from sensorium.pipelines.documents.lines_reader import LinesReader
 from sensorium.pipelines.documents.manifest import Manifest
 from sensorium.pipelines.documents.options import ReadOptions
+from sensorium.pipelines.documents.page_task import PageTask
 from sensorium.pipelines.documents.read import DocumentReader
-from sensorium.pipelines.documents.readers import LinesReader, NoReader, PageTask
+from sensorium.pipelines.documents.readers import NoReader
 from sensorium.pipelines.documents.stop import ReadingStopped, StopSignal
 
 POLICY = MediaPolicy()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from pdf_files import pdf_of, stream
 from sensorium.engine.elements import Cell
@@ -15,6 +17,7 @@ from sensorium.pipelines.documents import blocks as blocks_module
 from sensorium.pipelines.documents import text_tables
 from sensorium.pipelines.documents.blocks import Block, PageRecord, joined, table_rows
 from sensorium.pipelines.documents.fold import folded
+from sensorium.pipelines.documents.grids import Grid, find_grids
 from sensorium.pipelines.documents.page_blocks import page_blocks
 from sensorium.pipelines.documents.projections import Projected, project
 from sensorium.pipelines.documents.text_blocks import text_order
@@ -305,3 +308,27 @@ def test_a_table_over_very_many_pages_is_divided(monkeypatch: pytest.MonkeyPatch
 def test_a_header_that_a_table_repeats_is_no_header_of_the_page() -> None:
     pages = [table_page(n, HEAD, (str(n), "v"), header=1) for n in range(1, 6)]
     assert all(block.kind == "table" for page in folded(lambda: pages) for block in page.blocks)
+
+
+def test_a_line_is_looked_at_in_few_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crosses of rules may overlap without touching each other, so that all of them hold the same lines."""
+    shifts = [12.0 * number for number in range(30)]
+    rules = [rule for d in shifts for rule in ((d, 500 + d, d + 900, 500 + d), (d + 894, d, d + 894, 503 + d))]
+    lines, looked = row(490, *((800 + i, "a") for i in range(5))), 0
+    read_table = text_tables._ruled_table
+
+    def counted(grid: Grid, inside: Sequence[tuple[int, TextLine]]) -> TextTable | None:
+        nonlocal looked
+        looked += len(inside)
+        return read_table(grid, inside)
+
+    monkeypatch.setattr(text_tables, "_ruled_table", counted)
+    assert find_tables(lines, rules) == []
+    assert looked == text_tables._MAX_TRIES * len(lines)
+
+
+def test_what_a_grid_holds() -> None:
+    (found,) = find_grids(grid((0, 50, 100), (0, 20)))
+    boxes = np.array([(10, 5, 40, 15), (10, 15, 40, 30), (60, 5, 105, 15), (60, 5, 140, 15), (-90, 5, 90, 15)])
+    assert found.holds(boxes).tolist() == [True, False, True, False, False]
+    assert found.holds(boxes[:0]).tolist() == []

@@ -1,0 +1,215 @@
+"""Reads printed pages line by line with RapidOCR: the small PP-OCRv6 models of its package, on the CPU."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from importlib import metadata
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...mm.media.isolate import run_isolated
+from ...mm.media.page_facts import Box, PageChar, TextLine, Verticals, cut_line, page_pixels, verticals_of
+from ...mm.media.page_rules import Rule
+from ...mm.media.picture_rules import picture_rules
+from ...mm.media.policy import MediaPolicy
+from .blocks import PageRecord
+from .page_blocks import page_blocks
+from .page_frame import LINE_HEIGHT, PageFrame, Point, Quad, frame_of, inner_box
+from .page_task import PageTask
+from .stop import StopSignal
+from .text_blocks import reading_order
+from .ways import ReaderKind
+
+_Picture = NDArray[np.uint8]
+PACKAGES = ("rapidocr", "onnxruntime")
+_MIN_CONFIDENCE = 0.5  # mean of a page's lines below which its text is doubted
+_TALL = 1.5  # widths of a line's height from which RapidOCR turns it by a quarter before it is read
+_WIDTH = 0.8  # line heights of a character's width, at most
+_SQUEEZED = 4.0  # heights of a line's width from which the classifier of turned lines sees it too narrow
+
+
+@dataclass(frozen=True)
+class ReadLine:
+    """A line that was read.
+
+    Args:
+        quad: its corners.
+        places: middle of each character that is no space, as a share of the line's width; () if they are not known.
+    """
+
+    text: str
+    quad: Quad
+    confidence: float
+    places: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class PageTurns:
+    """How a page's lines stand in its picture: from bottom to top or from top to bottom, and on their heads."""
+
+    is_sideways: bool = False
+    is_upside_down: bool = False
+
+
+class LinesReader:
+    """Finds and reads printed lines."""
+
+    kind: ReaderKind = "lines"
+    name = "rapidocr"
+
+    def __init__(self) -> None:
+        self._lock, self._stop = threading.Lock(), StopSignal()  # `_stop`: of the page that is read
+        self._turns = PageTurns()  # of the page that is read
+
+    @cached_property
+    def digest(self) -> str:
+        return " ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+
+    @cached_property
+    def _engine(self) -> Any:
+        from rapidocr import RapidOCR
+
+        engine = RapidOCR(params={"Global.log_level": "error", "Global.return_word_box": True})
+        engine.cal_rec_boxes, engine.cls_and_rotate = _with_places, partial(self._turned, engine)
+        engine.crop_text_regions = partial(self._cropped, engine.crop_text_regions)
+        for stage in (engine._load_det_model(), engine._load_cls_model(), engine._load_rec_model()):
+            stage.session = partial(self._run_stage, stage.session)
+        return engine
+
+    def _run_stage(self, session: Callable[[object], object], batch: object) -> object:
+        """Run one of a page's many batches, unless the reading was stopped."""
+        self._stop.check()
+        return session(batch)
+
+    def _cropped(self, crop: Callable[..., list[_Picture]], pixels: _Picture, boxes: NDArray[np.float32]) -> list[_Picture]:
+        """Return the pictures of a page's lines. RapidOCR turns tall ones; short lines of such a page have to follow."""
+        pictures = crop(pixels, boxes)
+        shapes = [_shape(box) for box in boxes]
+        self._turns = PageTurns(
+            is_sideways=sum(shape >= _TALL for shape in shapes) > sum(shape <= 1 / _TALL for shape in shapes)
+        )
+        if not self._turns.is_sideways:
+            return pictures
+        pairs = zip(pictures, shapes, strict=True)
+        return [np.rot90(picture) if 1 / _TALL < shape < _TALL else picture for picture, shape in pairs]
+
+    def _turned(self, engine: Any, pictures: list[_Picture]) -> tuple[list[_Picture], Any]:
+        """Turn the pictures of a page's lines if most of them stand on their heads, in place of RapidOCR's `cls_and_rotate`.
+
+        It turns each line by itself, and is often wrong about long ones, because the classifier sees them squeezed.
+        """
+        result = engine.text_cls(pictures)
+        shapes = [picture.shape[1] / picture.shape[0] for picture in pictures]
+        votes = [label == "180" for (label, _), shape in zip(result.cls_res, shapes, strict=True) if shape <= _SQUEEZED]
+        votes = votes or [label == "180" for label, _ in result.cls_res]
+        self._turns = replace(self._turns, is_upside_down=votes.count(True) * 2 > len(votes))
+        is_turned = self._turns.is_upside_down
+        return [np.ascontiguousarray(picture[::-1, ::-1]) if is_turned else picture for picture in pictures], result
+
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
+        return [self._read(page, policy, stop) for page in pages]
+
+    def _read(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> PageRecord:
+        pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy)).numpy()
+        lines = self._lines(pixels, stop)
+        if not lines:
+            return page.record()
+        mean = sum(line.confidence for line in lines) / len(lines)
+        doubt = f"the mean confidence of its lines is {mean:.2f}" if mean < _MIN_CONFIDENCE else None
+        frame = frame_of([line.quad for line in lines], (pixels.shape[1], pixels.shape[0]))
+        rules = frame_rules(pixels, [inner_box(frame.box_of(line.quad)) for line in lines], frame)
+        verticals = verticals_of(rules)
+        parts = [(part, line.confidence) for line in lines for part in line_parts(line, frame, verticals)]
+        blocks = page_blocks(
+            [part for part, _ in parts], [sure for _, sure in parts], reading_order, rules, "reader", self.name
+        )
+        return page.record(tuple(frame.placed(block, page.scale) for block in blocks), doubt=doubt)
+
+    def _lines(self, pixels: _Picture, stop: StopSignal) -> list[ReadLine]:
+        """Return the lines of a picture `[height, width, 3]` in any order."""
+        with self._lock:
+            self._stop = stop
+            result = self._engine(pixels[..., ::-1])  # it takes BGR, as OpenCV does
+            turns = self._turns
+        if result.boxes is None or result.txts is None:
+            return []
+        lines = list[ReadLine]()
+        for corners, text, score, words in zip(result.boxes, result.txts, result.scores, result.word_results, strict=True):
+            if text.strip():
+                quad = _text_quad([(float(x), float(y)) for x, y in corners], turns)
+                lines.append(ReadLine(text, quad, round(float(score), 4), words[0][0]))
+        return lines
+
+
+def _text_quad(corners: Sequence[Point], turns: PageTurns) -> Quad:
+    """Return the corners of a line, which RapidOCR orders by their places on the page, in the order of its text."""
+    is_tall = _shape(corners) >= (1 / _TALL if turns.is_sideways else _TALL)
+    first = is_tall + 2 * turns.is_upside_down
+    a, b, c, d = (corners[(first + i) % 4] for i in range(4))
+    return a, b, c, d
+
+
+def _shape(corners: Any) -> float:
+    """Return the height of a line in its widths, on the page."""
+    a, b, c, d = corners
+    return max(math.dist(a, d), math.dist(b, c)) / max(math.dist(a, b), math.dist(c, d), 1e-6)
+
+
+def _with_places(images: object, boxes: object, result: Any, single: bool) -> Any:
+    """Return a result of recognition whose words are the places of each line's characters, in RapidOCR's triple."""
+    result.word_results = tuple(
+        [(_places(text, info), None, True)] for text, info in zip(result.txts, result.word_results, strict=True)
+    )
+    return result
+
+
+def _places(text: str, info: Any) -> tuple[float, ...]:
+    """Return the middle of each character that is no space, as a share of the line's width; () if they do not fit the text.
+
+    They are the steps of the recognition's output in which the characters stand.
+    """
+    steps = [step for word in info.word_cols for step in word]
+    if len(steps) != sum(not char.isspace() for char in text) or not info.line_txt_len:
+        return ()
+    return tuple(min((step + 0.5) / info.line_txt_len, 1.0) for step in steps)
+
+
+def line_parts(line: ReadLine, frame: PageFrame, verticals: Verticals) -> Iterator[TextLine]:
+    """Yield a line in units of the frame: in parts where words stand far apart, with the places where it may be cut."""
+    text, quad_box = line.text.strip(), frame.box_of(line.quad)
+    left, top, right, bottom = inner_box(quad_box)
+    height = bottom - top
+    if not line.places or height > _TALL * (right - left):
+        yield TextLine(" ".join(text.split()), (left, top, right, bottom), round(height, 2))
+        return
+    middles = [quad_box[0] + place * (quad_box[2] - quad_box[0]) for place in line.places]
+    steps = sorted(after - before for before, after in pairwise(middles))
+    width = min(steps[len(steps) // 4] if steps else height, _WIDTH * height)  # most neighbours are letters of one word
+    left, right = max(left, middles[0] - width), min(right, middles[-1] + width)  # a box may end behind its text
+    chars, places = list[PageChar](), iter(middles)
+    for char in text:
+        middle = left if char.isspace() else next(places)
+        chars.append(PageChar(char, (max(middle - width / 2, left), top, min(middle + width / 2, right), bottom)))
+    chars[0] = PageChar(text[0], (left, *chars[0].box[1:]))
+    chars[-1] = PageChar(text[-1], (*chars[-1].box[:2], right, bottom))
+    yield from cut_line(chars, verticals)
+
+
+def frame_rules(pixels: _Picture, boxes: Sequence[Box], frame: PageFrame) -> tuple[Rule, ...]:
+    """Return the lines that a picture shows, in units of the frame. `boxes`: of its text."""
+    import cv2
+
+    grey = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)
+    if frame.angle:
+        size = (round(2 * frame.level_center[0]), round(2 * frame.level_center[1]))
+        grey = cv2.warpAffine(grey, np.array(frame.matrix), size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    shown = [tuple(side * frame.unit for side in box) for box in boxes]
+    found = picture_rules(grey, LINE_HEIGHT * frame.unit, shown)
+    return tuple(tuple(round(side / frame.unit, 2) for side in rule) for rule in found)

@@ -1,0 +1,56 @@
+"""A page to read, and what readers of pages have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...callers.errors import ErrorInfo
+from ...mm.media.page_facts import PageFacts
+from ...mm.media.policy import MediaPolicy
+from .blocks import Block, PageRecord, Way
+from .doubt import compare_numbers, doubt_of
+from .stop import StopSignal
+from .ways import ReaderKind
+
+
+@dataclass(frozen=True)
+class PageTask:
+    """A page that a reader reads: the bytes of its file, what it holds, and why it is read in this way."""
+
+    data: bytes
+    number: int
+    facts: PageFacts
+    way: Way
+    reason: str
+    scale: float
+
+    def record(self, blocks: tuple[Block, ...] = (), error: ErrorInfo | None = None, doubt: str | None = None) -> PageRecord:
+        """Return the outcome of the page. What was read is compared with what the page is known to hold."""
+        facts, numbers = self.facts, None
+        if self.way in ("draft", "reading"):
+            numbers = compare_numbers(facts, blocks)
+            doubt = doubt or doubt_of(facts, blocks)
+        return PageRecord(
+            self.number, facts.width, facts.height, self.scale, self.way, self.reason, blocks, error, doubt, numbers
+        )
+
+
+class PageReader(Protocol):
+    """Reads pictures of pages.
+
+    Attributes:
+        kind: "none" reads nothing, "lines" one page at a time in any thread, "model" pages in batches. `read` raises
+            ReadingStopped soon after its signal.
+        digest: of what its results depend on.
+        name: of the model or reader.
+    """
+
+    @property
+    def kind(self) -> ReaderKind: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]: ...
