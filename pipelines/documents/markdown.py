@@ -17,6 +17,8 @@ _HEADING = re.compile(r"\s{0,3}(#{1,6})(?!\S)")
 _ITEM = re.compile(r"(\s*)((?:[-*+•]|\(?\d{1,4}[.)])\s+\S.*)$")
 _RULE = re.compile(r"\s{0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$")
 _DELIMITERS = re.compile(r"\|? ?:?-+:? ?(?:\| ?:?-+:? ?)*\|?$")  # of a line without repeated spaces
+_ROW = re.compile(r"\|\s.*\s\|$")  # of a table that lacks its line of dashes; without spaces at both ends
+_DASHES = re.compile(r"\|(?: ?:?-{3,}:? ?\|)+$")
 _PIPE = re.compile(r"(?<!\\)\|")
 _IMAGE = re.compile(r"\s*!\[([^\[\]]*)\]\(([^()\s]*)\)\s*$")
 _MATHS = (("$$", "$$"), ("\\[", "\\]"))
@@ -193,15 +195,31 @@ class _Splitter:
             at + 1 < len(self.lines) and "|" in self.lines[at] and _DELIMITERS.match(" ".join(self.lines[at + 1].split()))
         )
         if not is_table or ("|" not in self.lines[at + 1] and len(_cells(self.lines[at])) > 1):
-            return None
+            return self._broken_pipe_table(at)
         end = at + 2
         while end < len(self.lines) and "|" in self.lines[end]:
             end += 1
-        rows = [self.lines[at], *self.lines[at + 2 : end]]
-        texts = ((row, column, text) for row, line in enumerate(rows) for column, text in enumerate(_cells(line)))
-        cells = tuple(Cell(row, column, text, header=row == 0) for row, column, text in texts)
-        self._add("table", table_text(cells), cells=cells)
+        self._add_rows([self.lines[at], *self.lines[at + 2 : end]], num_headers=1)
         return end
+
+    def _broken_pipe_table(self, at: int) -> int | None:
+        """Read a table that lacks its line of dashes, or begins with it: at least two rows with as many cells."""
+        is_headless = _DASHES.match(self.lines[at].strip()) is not None
+        rows, end = list[str](), at + is_headless
+        while end < len(self.lines) and _ROW.match(row := self.lines[end].strip()):
+            if rows and len(_cells(row)) != len(_cells(rows[0])):
+                break
+            rows.append(row)
+            end += 1
+        if len(rows) < 2 - is_headless or len(_cells(rows[0])) < 2:
+            return None
+        self._add_rows(rows, num_headers=0)
+        return end
+
+    def _add_rows(self, lines: list[str], num_headers: int) -> None:
+        texts = ((row, column, text) for row, line in enumerate(lines) for column, text in enumerate(_cells(line)))
+        cells = tuple(Cell(row, column, text, header=row < num_headers) for row, column, text in texts)
+        self._add("table", table_text(cells), cells=cells)
 
     def _tagged(self, at: int) -> int | None:
         """Read tags that models were trained to write, such as `<page_number>`, on a line of their own."""

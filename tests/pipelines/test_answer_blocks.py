@@ -106,6 +106,12 @@ def test_markdown() -> None:
         ("<table><tr><td>cut", [("table", "cut")]),
         ("<table>no cells</table>", [("paragraph", "<table>no cells</table>")]),
         ("a | b\nc | d", [("paragraph", "a | b c | d")]),
+        ("| a | b |\n| c | d |\ntext", [("table", "a\tb\nc\td"), ("paragraph", "text")]),  # without its line of dashes
+        ("|---|---|\n| a | b |\n\ntext", [("table", "a\tb"), ("paragraph", "text")]),
+        ("| a | b |\n| c | d |\n| e |", [("table", "a\tb\nc\td"), ("paragraph", "| e |")]),
+        ("| a | b |\ntext", [("paragraph", "| a | b | text")]),
+        ("| a | b |\n| c |", [("paragraph", "| a | b | | c |")]),
+        ("|x| = |y|\n|y| = |z|", [("paragraph", "|x| = |y| |y| = |z|")]),
         ("", []),
     ],
 )
