@@ -51,7 +51,8 @@ class Grid:
         across, down = (boxes[:, 0] + boxes[:, 2]) / 2, (boxes[:, 1] + boxes[:, 3]) / 2
         inside = np.minimum(boxes[:, 2], right) - np.maximum(boxes[:, 0], left)
         is_wide = inside > 0.8 * (boxes[:, 2] - boxes[:, 0])
-        return (left < across) & (across < right) & (top < down) & (down < bottom) & is_wide
+        held: NDArray[np.bool_] = (left < across) & (across < right) & (top < down) & (down < bottom) & is_wide
+        return held
 
     def cell_at(self, x: float, y: float) -> _Place:
         """Return the upper left corner of the cell at a point, or of the nearest one."""

@@ -206,10 +206,14 @@ def frame_rules(pixels: _Picture, boxes: Sequence[Box], frame: PageFrame) -> tup
     """Return the lines that a picture shows, in units of the frame. `boxes`: of its text."""
     import cv2
 
-    grey = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)
+    grey: Any = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)
     if frame.angle:
         size = (round(2 * frame.level_center[0]), round(2 * frame.level_center[1]))
         grey = cv2.warpAffine(grey, np.array(frame.matrix), size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-    shown = [tuple(side * frame.unit for side in box) for box in boxes]
-    found = picture_rules(grey, LINE_HEIGHT * frame.unit, shown)
-    return tuple(tuple(round(side / frame.unit, 2) for side in rule) for rule in found)
+    found = picture_rules(grey, LINE_HEIGHT * frame.unit, [_scaled(box, frame.unit) for box in boxes])
+    return tuple(_scaled(rule, 1 / frame.unit) for rule in found)
+
+
+def _scaled(box: Box, factor: float) -> Box:
+    left, top, right, bottom = (round(side * factor, 2) for side in box)
+    return left, top, right, bottom
