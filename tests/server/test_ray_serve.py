@@ -263,7 +263,7 @@ def needs_ray(test: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[httpx.Client]:
-    """Serve a model with two replicas, and another one with one, on a local Ray of two cores."""
+    """Serve a model with two replicas, and another one with one, on a local Ray of two cores; the ingress takes one."""
     import ray
     from ray import serve
 
@@ -274,7 +274,7 @@ def served() -> Iterator[httpx.Client]:
     try:
         serve.start(http_options={"port": port})
         models = [
-            {"name": "tiny-vl", "path": str(TINY), "options": {"max_model_len": 512}, "replicas": 2, "num_cpus": 0.5},
+            {"name": "tiny-vl", "path": str(TINY), "options": {"max_model_len": 512}, "replicas": 2, "num_cpus": 0.4},
             {"name": "tiny-asr", "path": str(TINY.parent / "tiny-asr"), "num_cpus": 0.2},
         ]
         engine = {"max_num_seqs": 4, "warm_up": False, "engine_standby": False}
