@@ -328,9 +328,9 @@ class AsyncLLM(async_llm.AsyncLLM):
         try:
             while True:
                 step = self._speakers.submit(partial(copy_context().run, partial(next, parts, None)))
-                if (part := await asyncio.wrap_future(step)) is None:
+                if (spoken := await asyncio.wrap_future(step)) is None:
                     return
-                yield part
+                yield spoken
         finally:
             step.add_done_callback(lambda _: parts.close())  # at once, or when the part that is computed now has ended
 

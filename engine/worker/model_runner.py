@@ -411,8 +411,10 @@ class ModelRunner:
         results = dict[str, TokenOutput]()
         for sequence, speech in zip(sequences, isolate_failures(sequences, attempt), strict=True):
             name = sequence.request_id
-            refused = isinstance(speech, InputError)
-            results[name] = TokenOutput(name, (), error=speech.info) if refused else pooled_output(name, speech)
+            if isinstance(speech, InputError):
+                results[name] = TokenOutput(name, (), error=speech.info)
+            else:
+                results[name] = pooled_output(name, speech)
         return results
 
     def _find_candidates(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:

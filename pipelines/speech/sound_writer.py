@@ -80,9 +80,10 @@ class _Encoder:
 
         self._sink, self._count, self._rate = _UnseekableFile(), 0, rate
         self._container = av.open(self._sink, "w", format=container)
-        self._stream: Any = self._container.add_stream(codec, rate=rate, layout="mono")
+        stream: Any = self._container.add_stream(codec, rate=rate, layout="mono")
         if bit_rate is not None:
-            self._stream.bit_rate = bit_rate
+            stream.bit_rate = bit_rate
+        self._stream = stream
 
     def write(self, numbers: np.ndarray) -> bytes:
         import av
