@@ -116,7 +116,7 @@ def is_streamable(file: BinaryIO, policy: MediaPolicy = DEFAULT_POLICY) -> bool:
 
 def _open_link(data: bytes, reader: TrackReader, has_holes: bool) -> AudioFile:
     """Open a file that is not a chain, with the first library that can read it."""
-    whole = with_whole_size(data) or with_right_length(data, reader.policy)
+    whole = with_whole_size(data) or (None if has_holes else with_right_length(data, reader.policy))  # a hole explains it
     if whole is None:
         return _open_as_it_is(data, reader, has_holes)
     try:

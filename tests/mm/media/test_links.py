@@ -235,6 +235,18 @@ def test_an_mp3_is_read_on_after_bytes_that_are_no_frames(count: int, tmp_path) 
     assert not read_links(data, POLICY).has_holes
 
 
+def test_a_hole_in_an_mp3_explains_that_it_has_fewer_frames_than_announced() -> None:
+    """Its length is not put right, by which the decoder would cut off the end."""
+    data = bytearray(FORMS["mp3"](tone(300, 2.0, 16_000), 16_000))
+    frames = list(read_frames(bytes(data), 0, lambda: None))
+    for begin, _ in frames[20:24]:
+        data[begin : begin + 4] = bytes(4)
+    got = decode_with_warnings(bytes(data), 16_000, POLICY)
+    assert 32_000 - 5 * 576 <= len(got.samples) < 32_000
+    assert not any("announces" in text for text in got.warnings)
+    assert pitch(got.samples.numpy()[-8_000:]) == pytest.approx(300, abs=5)
+
+
 def test_a_first_part_that_cannot_be_read_is_reported() -> None:
     first, second = FORMS["mp3"](HIGH, 44_100), FORMS["mp3"](LOW, 16_000)
     header = first[: read_frame(first)]
