@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import kokoro_files
 import numpy as np
 from sensorium.engine.model_files import resolve
 from sensorium.models.registry import native_architectures
@@ -23,6 +24,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Idefics2ProcessingInfo": {"vision_config": {"image_size": 980}},
     "Idefics3ProcessingInfo": {"vision_config": {"image_size": 364}},
     "SmolVLMProcessingInfo": {"vision_config": {"image_size": 364}},
+    "KokoroProcessingInfo": kokoro_files.CONFIG,
     "LlavaProcessingInfo": {"vision_config": {"image_size": 224}},
     "MiniCPMOProcessingInfo": {"vocab_size": 1000, "version": 4.5},  # packs frames of videos; MiniCPMV has an older version
     "MiniCPMVProcessingInfo": {"vocab_size": 1000},
