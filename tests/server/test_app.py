@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -510,16 +511,16 @@ def test_the_page_answers_head(http):
         ({"prompt": None}, "prompt is null"),
         ({"prompt": "a", "max_tokens": -1}, "at most 9223372036854775807, or null"),
         ({"prompt": "a", "seed": 2**70}, "from -9223372036854775808 to 18446744073709551615"),
-        ({"prompt": [None, True]}, "[null, true]"),
+        ({"prompt": [None, True]}, "prompt[0] is null"),
         ({"prompt": "a", "stream": "None"}, "'None'"),
         (None, "the body is null; it must be an object"),
     ],
 )
 def test_errors_have_jsons_words(http, body, said):
-    response = http.post("/v1/completions", json=body, headers={"Content-Type": "application/json"}, content=None)
+    response = http.post("/v1/completions", headers={"Content-Type": "application/json"}, content=json.dumps(body))
     message = error(response)["message"]
     assert (response.status_code, said in message) == (400, True), message
-    assert not any(word in message.replace("'None'", "") for word in ("None", "True", "2**", " int,", "a str"))
+    assert not re.search(r"None|True|2\*\*|\bint\b|\bstr\b", message.replace("'None'", ""))
 
 
 def test_suggestions_are_short(http):
