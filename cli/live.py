@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         "context": args.context,
         "boost": args.boost,
         "vad": not args.no_vad,
+        **speaker_options(args),
     }
     errors: list[Exception] = []
     with llm.live_audio(rate, **options) as session, _finish_on_interrupt(session) as stopped:
@@ -77,6 +78,19 @@ def run(args: argparse.Namespace) -> int:
     for error in errors:
         raise error
     return 0
+
+
+def speaker_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options with which speakers are told apart, for files and live streams."""
+    from ..pipelines.speech.options import read_speakers
+
+    known = [text.partition("=")[::2] for text in args.known_speaker]
+    return {
+        "speakers": False if args.speakers is None else read_speakers(args.speakers),
+        "speaker_model": args.speaker_model,
+        "known_speaker_names": [name for name, _ in known],
+        "known_speaker_references": [file for _, file in known],
+    }
 
 
 def file_rate(llm: LLM) -> int:
@@ -192,10 +206,17 @@ def _show(args: argparse.Namespace, event: LiveEvent) -> None:
     if args.json or args.format == "json":
         print(to_json(vars(event), args), flush=True)
     elif event.kind == "final" and event.error is None:
-        times = f"[{event.start:.2f} - {event.end:.2f}] " if args.timestamps else ""
-        print(f"{_CLEAR if on_terminal else ''}{times}{event.text}", flush=True)
+        print(f"{_CLEAR if on_terminal else ''}{_final_lines(event, args.timestamps)}", flush=True)
     elif event.kind == "partial" and on_terminal:
         width = shutil.get_terminal_size().columns - 1
         print(f"{_CLEAR}{event.text[-width:]}", end="", flush=True)
     if event.error is not None:
         print_error(message_of(event.error, args))
+
+
+def _final_lines(event: LiveEvent, timed: bool) -> str:
+    """Return a final text, with one line for each segment if these have speakers."""
+    parts = [(event.start, event.end, "", event.text)]
+    if event.turns is not None and event.segments:
+        parts = [(part.start, part.end or part.start, f"{part.speaker or 'unknown'}: ", part.text) for part in event.segments]
+    return "\n".join(f"[{start:.2f} - {end:.2f}] {who}{text}" if timed else f"{who}{text}" for start, end, who, text in parts)

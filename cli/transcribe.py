@@ -113,8 +113,6 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def _check_speakers(args: argparse.Namespace) -> None:
-    if args.live and (args.speakers is not None or args.known_speaker):
-        raise ConfigError("--speakers and --known-speaker are for files; leave them out with --live")
     if args.format in OF_SPEAKERS and args.speakers is None and args.channel != "each":
         raise ConfigError(f"--format {args.format} has the speakers; give --speakers, or --channel each", param="speakers")
     for text in args.known_speaker:
@@ -178,10 +176,9 @@ def run(args: argparse.Namespace) -> int:
 
 def speech_options(args: argparse.Namespace, on_progress: Callable[[float], None]) -> FileOptions:
     from ..engine.sampling_params import SamplingParams
-    from ..pipelines.speech.options import TEMPERATURES, FileOptions, read_speakers
+    from ..pipelines.speech.options import TEMPERATURES, FileOptions
 
     timed = args.timestamps or args.format in _TIMED
-    known = [text.partition("=")[::2] for text in args.known_speaker]
     return FileOptions(
         language=args.language,
         task=args.task,
@@ -195,11 +192,8 @@ def speech_options(args: argparse.Namespace, on_progress: Callable[[float], None
         beam_size=args.beam_size,
         track=args.track,
         channel=args.channel,
-        speakers=False if args.speakers is None else read_speakers(args.speakers),
-        speaker_model=args.speaker_model,
-        known_speaker_names=[name for name, _ in known],
-        known_speaker_references=[file for _, file in known],
         on_progress=on_progress,
+        **live.speaker_options(args),
     )
 
 

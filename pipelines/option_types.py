@@ -12,6 +12,7 @@ from ..engine.option_types import ChatOptions
 from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
 from ..engine.voices import Voice
+from .speech.live_voices import LiveVoices
 from .speech.segments import Segment, WindowResult
 
 SpeechTask = Literal["transcribe", "translate"]
@@ -88,6 +89,10 @@ class SpeechKeywords(TypedDict, total=False):
     compression_ratio_threshold: float | None
     condition_on_previous_text: bool | None
     cache_salt: str | None
+    speakers: bool | int | tuple[int, int] | None
+    speaker_model: str | Path | None
+    known_speaker_names: Sequence[str] | None
+    known_speaker_references: Sequence[object] | None
 
 
 class TranscribeKeywords(SpeechKeywords, AdapterKeywords, total=False):
@@ -98,10 +103,6 @@ class TranscribeKeywords(SpeechKeywords, AdapterKeywords, total=False):
     beam_size: int | None
     track: int | str | None
     channel: int | str | None
-    speakers: bool | int | tuple[int, int] | None
-    speaker_model: str | Path | None
-    known_speaker_names: Sequence[str] | None
-    known_speaker_references: Sequence[object] | None
     on_progress: Callable[[float], None] | None
     on_text: Callable[[int, str], None] | None
     on_window: Callable[[int, WindowResult], None] | None
@@ -120,6 +121,7 @@ class LiveKeywords(SpeechKeywords, AdapterKeywords, total=False):
     turn_events: bool
     idle_timeout: float | None
     max_sessions: int
+    voices: LiveVoices | None
 
 
 class SpeakKeywords(ChatOptions, total=False):

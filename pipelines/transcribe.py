@@ -101,7 +101,7 @@ def transcribe_tasks(engine: Engine, audio: object, options: FileOptions) -> lis
     decoding = Decoding(
         make,
         options,
-        aligner=_make_aligner(engine, options),
+        aligner=word_aligner(engine, options, options.aligner) if options.times == "word" else None,
         beam_size=options.beam_size,
         timestamped_request=timestamped_request(engine, options),
         boost=boost_arguments(engine, options.boosted),
@@ -120,17 +120,16 @@ def _windows_per_file(engine: Engine, num_files: int) -> int:
     return max(1, -(-2 * engine.config.max_num_seqs // max(1, num_files)))
 
 
-def _make_aligner(engine: Engine, options: FileOptions) -> Aligner | None:
-    if options.times != "word":
-        return None
+def word_aligner(engine: Engine, options: SpeechOptions, folder: str | Path | None = None) -> Aligner | None:
+    """Return what times words: the CTC model in a folder, or else the model itself; None if it cannot."""
     assert engine.speech is not None
-    if options.aligner is not None:
-        return CtcAligner(Path(options.aligner), engine.speech.decode_spec.rate)
+    if folder is not None:
+        return CtcAligner(Path(folder), engine.speech.decode_spec.rate)
     frames = engine.speech.frame_rule()
     return _end_finder(engine, options) if frames is None else FrameAligner(frames)
 
 
-def _end_finder(engine: Engine, options: FileOptions) -> AttentionAligner | None:
+def _end_finder(engine: Engine, options: SpeechOptions) -> AttentionAligner | None:
     assert engine.speech is not None
     rule = engine.speech.alignment()
     if rule is None:

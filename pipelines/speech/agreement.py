@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import ceil
 
 from .merge import find_merge_point, join_texts, split_words, word_key
-from .segments import Segment
+from .segments import Segment, Word
 
 _CONTEXT = 20  # final words that are compared with an overlapping window
 
@@ -116,7 +116,38 @@ def fit_segments(parts: Sequence[Segment], text: str) -> list[Segment]:
         if line:
             fitted.append(replace(part, id=len(fitted) + 1, text=line, tokens=part.tokens if line == part.text else ()))
         begin = end
+    if all(part.words is None for part in parts):
+        return fitted
+    left = iter(fit_words([word for part in parts for word in part.words or ()], text))
+    return [replace(part, words=tuple(next(left) for _ in split_words(part.text))) for part in fitted]
+
+
+def fit_words(words: Sequence[Word], text: str) -> list[Word]:
+    """Return the words of a final text with the times of the words of its last pass.
+
+    Words that this pass does not have share the time between their neighbours, with probability 0.
+    """
+    parts = [part for word in words for part in _split(word)]
+    final_words, fitted = split_words(text), list[Word]()
+    keys = [word_key(part.word) for part in parts], [word_key(word) for word in final_words]
+    for kind, first, end, begin, stop in SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
+        count = stop - begin
+        if kind == "equal":
+            fitted += [replace(part, word=word) for part, word in zip(parts[first:end], final_words[begin:stop], strict=True)]
+            continue
+        start = parts[first].start if first < end else fitted[-1].end if fitted else parts[0].start if parts else 0.0
+        last = parts[end - 1].end if first < end else parts[end].start if end < len(parts) else start
+        step = max(0.0, last - start) / max(count, 1)
+        fitted += [Word(start + i * step, start + (i + 1) * step, final_words[begin + i], 0.0) for i in range(count)]
     return fitted
+
+
+def _split(word: Word) -> list[Word]:
+    """Split a word as `split_words` does."""
+    parts = split_words(word.word)
+    step = (word.end - word.start) / max(len(parts), 1)
+    times = (word.start + i * step for i in range(len(parts)))
+    return [replace(word, word=part, start=at, end=at + step) for part, at in zip(parts, times, strict=True)]
 
 
 def _align(stable: Sequence[str], new_words: Sequence[str]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...callers.errors import ConfigError, InputError, hint, short_repr
 from ...mm.languages import language_code
-from .options import NO_SPEECH, FileOptions, SpeechOptions, Times
+from .options import NO_SPEECH, FileOptions, LiveOptions, SpeechOptions, Times
 from .vad import make_detector
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def check_file_options(engine: Engine, options: FileOptions) -> None:
     check_model(engine, options.task)
     speech = engine.speech
     assert speech is not None
-    is_untimed = options.aligner is None and speech.alignment() is None and speech.frame_rule() is None
-    if options.times == "word" and is_untimed:
+    if options.times == "word" and options.aligner is None and not times_words(engine):
         reason = "this model has no cross-attention to time words by; give <<aligner=>> the folder of a CTC model"
         raise InputError(reason, code="unsupported", param="timestamps")
     if options.sequential and not speech.has_timestamps:
@@ -73,7 +72,25 @@ def check_file_options(engine: Engine, options: FileOptions) -> None:
     check_options(engine, options)
 
 
-def times_for_speakers(engine: Engine, options: FileOptions) -> Times:
+def check_live_options(engine: Engine, options: LiveOptions) -> None:
+    """`check_options` for live streams."""
+    check_options(engine, options)
+    assert engine.speech is not None
+    if options.condition_on_previous_text and not engine.speech.takes_context:
+        reason = "this model's prompt takes no preceding text; leave <<param>> out"
+        raise InputError(reason, param="condition_on_previous_text")
+    if options.times == "word" and not times_words(engine):
+        reason = "this model has no cross-attention to time words by; leave <<param>> out"
+        raise InputError(reason, code="unsupported", param="timestamps")
+
+
+def times_words(engine: Engine) -> bool:
+    """Return whether the model tells by itself when words were spoken."""
+    speech = engine.speech
+    return speech is not None and (speech.alignment() is not None or speech.frame_rule() is not None)
+
+
+def times_for_speakers(engine: Engine, options: SpeechOptions) -> Times:
     """Return the finest times that a model gives, from which the speakers of its text follow.
 
     Raises:
@@ -81,10 +98,12 @@ def times_for_speakers(engine: Engine, options: FileOptions) -> Times:
     """
     speech = engine.speech
     assert speech is not None
-    if options.aligner is not None or speech.alignment() is not None or speech.frame_rule() is not None:
+    aligner = options.aligner if isinstance(options, FileOptions) else None
+    if aligner is not None or times_words(engine):
         return "word"
     if not speech.has_timestamps:
-        reason = "this model gives no times, so that it is not known who says what; give <<aligner=>> the folder of a CTC model"
+        how = "leave <<param>> out" if isinstance(options, LiveOptions) else "give <<aligner=>> the folder of a CTC model"
+        reason = f"this model gives no times, so that it is not known who says what; {how}"
         raise InputError(reason, code="unsupported", param="channel" if options.each_channel else "speakers")
     return "segment"
 

@@ -10,7 +10,8 @@ from string import ascii_uppercase
 from typing import Any
 
 from ...callers.errors import InputError
-from .timeline import SpeakerTurn, SpeechTimeline
+from .segments import SpeakerTurn
+from .timeline import SpeechTimeline
 
 UNNAMED = re.compile(r"SPEAKER_\d+")
 """Labels of speakers whose names are not known."""

@@ -12,19 +12,23 @@ from torch import Tensor
 
 from ...callers.errors import InputError
 from ...engine.outputs import CompletionOutput
+from ...mm.speech import SpeechRequest
 from ..run import Task
-from ..transcribe import make_request, place_segment, timestamped_request, window_size
+from ..transcribe import make_request, place_segment, timestamped_request, window_size, word_aligner
 from ..validation import check_number
 from .agreement import OpenText, fit_segments
-from .arguments import check_options, expected_words, known_language
+from .arguments import check_live_options, expected_words, known_language, times_for_speakers
 from .boost import boost_arguments
-from .decode import FATAL, Decoding, SpokenLanguage, WindowInput, answer_start, transcribe_window
+from .decode import FATAL, Aligner, Decoding, SpokenLanguage, WindowInput, answer_start, transcribe_window
 from .live_input import STEP_SECONDS, LiveInput
+from .live_speakers import LiveSpeakers, live_voices
 from .live_windows import Cut, LiveWindows
 from .merge import join_texts
 from .options import LiveOptions
-from .segments import Segment, WindowText
+from .segments import Segment, SpeakerTurn, WindowText
+from .timeline import file_segments, with_speakers
 from .windows import Window
+from .words import put_in_order
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
@@ -46,12 +50,9 @@ class LiveTranscriber(LiveInput):
     """
 
     def __init__(self, engine: Engine, options: LiveOptions) -> None:
-        check_options(engine, options)
+        check_live_options(engine, options)
         assert engine.speech is not None
         rate = engine.speech.decode_spec.rate
-        if options.condition_on_previous_text and not engine.speech.takes_context:
-            reason = "this model's prompt takes no preceding text; leave <<param>> out"
-            raise InputError(reason, param="condition_on_previous_text")
         longest = window_size(engine) / rate
         if options.max_window is not None:
             check_number("max_window", options.max_window, min(0.5, longest), longest)
@@ -66,7 +67,9 @@ class LiveTranscriber(LiveInput):
         boost = boost_arguments(engine, options.boosted)
         later = timestamped_request(engine, options)
         self._decoding = Decoding(untimed, options, timestamped_request=later, boost=boost)
-        self._segment_decoding = replace(self._decoding, make_request=timed)
+        self._times = times_for_speakers(engine, options) if options.tells_speakers else options.times
+        aligner = word_aligner(engine, options) if self._times == "word" else None
+        self._segment_decoding = replace(self._decoding, make_request=timed, aligner=aligner and partial(_align, aligner))
         self._partial_decoding = Decoding(untimed, replace(options, temperature=0.0, no_speech_threshold=None), boost=boost)
         self._chunk, self._pause = round((options.min_chunk or _MIN_CHUNK) * rate), round(options.pause * rate)
         self._windows = LiveWindows(rate, size, self._pause, options.vad)
@@ -76,6 +79,9 @@ class LiveTranscriber(LiveInput):
         self._overlap = 0  # samples of the open window that are also in the previous one
         self._last_pass = self._last_speech = 0  # end of the last pass, and of the speech in it
         self._window_id = secrets.randbits(62)  # of the open window, whose start does not move while it is open
+        self._word_end = 0.0  # seconds; the end of the last final word
+        voices = options.voices or live_voices(engine, options)
+        self._speakers = None if voices is None else LiveSpeakers(engine, voices, rate)
 
     @property
     def _num_samples(self) -> int:
@@ -130,6 +136,7 @@ class LiveTranscriber(LiveInput):
         start, end = self._windows.start, self._windows.end
         assert start is not None
         self._last_pass, self._last_speech = end, self._windows.speech_end
+        self._hear()
         window_text, language = await self._transcribe(start, end, self._partial_decoding, self._answer_start)
         self._answer_start = None
         if window_text.result.text and window_text.result.attempts[0].rejected is None:
@@ -142,7 +149,8 @@ class LiveTranscriber(LiveInput):
         start, at_limit = self._windows.start, cut.reason == "limit"
         assert start is not None
         assert self._engine.speech is not None
-        timed = self._options.times != "none" or (at_limit and self._engine.speech.has_timestamps)
+        turns = self._turns(start)
+        timed = self._times != "none" or (at_limit and self._engine.speech.has_timestamps)
         decoding = self._segment_decoding if timed else self._decoding
         window_text, language = await self._transcribe(start, cut.end, decoding)
         segments = window_text.segments or ()
@@ -159,6 +167,8 @@ class LiveTranscriber(LiveInput):
         else:
             text = self._text.close(window_text.result.text, keep=cut.reason == "short pause")
         hypothesis = self._hypothesis if overlap else ()  # its end is the start of the next answer
+        if self._speakers is not None and turns is not None:
+            self._speakers.keep(turns, at / self._rate)
         self._begin(at)
         self._overlap, self._hypothesis = overlap, hypothesis
         if text or window_text.output.error:
@@ -167,17 +177,40 @@ class LiveTranscriber(LiveInput):
             more = {
                 "window": window_text.result,
                 "error": window_text.output.error,
-                "segments": self._segments(window_text, text),
+                "segments": self._segments(window_text, text, (at + overlap) / self._rate, turns),
+                "turns": None if self._speakers is None else self._speakers.take(),
             }
             self._emit("final", start, at + overlap, text, len(text), spoken, **more)
         self._end_turn(self._speech_end)
 
-    def _segments(self, window_text: WindowText, text: str) -> tuple[Segment, ...] | None:
-        """Return the segments of a final text with their times in the stream, or None if they were not requested."""
-        if self._options.times == "none":
+    def _segments(
+        self, window_text: WindowText, text: str, end: float, turns: Sequence[SpeakerTurn] | None
+    ) -> tuple[Segment, ...] | None:
+        """Return the segments of a final text with their times in the stream, or None if they were not requested.
+
+        Args:
+            end: of the text, in seconds.
+            turns: of the speakers, or None if these are not told apart.
+        """
+        if self._times == "none":
             return None
         parts = window_text.segments or (Segment(0.0, window_text.result.end - window_text.result.start, text),)
-        return tuple(place_segment(part, window_text, self._rate) for part in fit_segments(parts, text))
+        placed = [place_segment(part, window_text, self._rate) for part in fit_segments(parts, text)]
+        if self._times == "word":
+            placed = put_in_order(placed, end, min(self._word_end, end))
+            self._word_end = max([self._word_end, *(word.end for part in placed for word in part.words or ())])
+        return tuple(placed) if turns is None else with_speakers(file_segments(placed, (), end), turns)
+
+    def _hear(self) -> None:
+        """Let the networks that tell speakers apart read what is new in the open window."""
+        if self._speakers is not None and self._windows.start is not None:
+            first = self._windows.start + self._speakers.num_heard
+            self._speakers.hear(self._windows.samples(first, self._windows.length))
+
+    def _turns(self, start: int) -> tuple[SpeakerTurn, ...] | None:
+        """Return the turns in the open window and in the samples after it, or None if speakers are not told apart."""
+        self._hear()
+        return None if self._speakers is None else self._speakers.turns(start / self._rate)
 
     async def _transcribe(
         self, start: int, end: int, decoding: Decoding, answer_begin: CompletionOutput | None = None
@@ -189,7 +222,8 @@ class LiveTranscriber(LiveInput):
         follows = self._options.follows_language
         language = SpokenLanguage(None if follows else self._language, before=self._language if follows else None)
         samples = self._windows.samples(start, end)
-        window = Window(start, end, samples, end, self._overlap)
+        pauses = self._windows.pauses(start, end) if decoding.aligner is not None else ()
+        window = Window(start, end, samples, end, self._overlap, pauses)
         is_conditioned = self._options.condition_on_previous_text
         context = join_texts([self._words, self._before]) if is_conditioned else self._words
         item = self._item(samples, decoding is self._partial_decoding)
@@ -226,6 +260,16 @@ class LiveTranscriber(LiveInput):
         self._windows.drop(at)
         self._last_pass = self._last_speech = at
         self._overlap, self._answer_start, self._hypothesis, self._window_id = 0, None, (), secrets.randbits(62)
+        if self._speakers is not None:
+            self._speakers.begin()
+
+
+async def _align(
+    aligner: Aligner, engine: Engine, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
+) -> WindowText:
+    """Time the words of a window by its samples: the encoder's input of an open window is for its passes only."""
+    assert text.window is not None
+    return await aligner(engine, (text.window.samples, rate), text, request, language, rate)
 
 
 def _complete_segments(segments: Sequence[Segment], least: float) -> tuple[Sequence[Segment], int]:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -15,12 +16,12 @@ from torch import Tensor
 from ...callers.errors import ErrorInfo, InputError
 from ...callers.repr_mixin import ReprMixin
 from ...engine.frontend.request_handle import RequestHandle
-from ...mm.media.audio import SampleStream
+from ...mm.media.audio import SampleStream, check_sample_rate
 from ..run import Task
 from ..validation import check_number
 from .live_windows import LiveWindows
 from .options import LiveOptions
-from .segments import Segment, WindowResult
+from .segments import Segment, SpeakerTurn, WindowResult
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
@@ -44,7 +45,8 @@ class LiveEvent(ReprMixin):
         reason: why the stream ended: "finished", or "idle" after `idle_timeout`.
         window: how the text of a final event was chosen.
         error: why the window of a final event could not be transcribed; `text` is then its stable part.
-        segments: of a final text, with `timestamps`; their texts together are `text`.
+        segments: of a final text, with `timestamps` or `speakers`; their texts together are `text`.
+        turns: with `speakers`, when each speaker speaks after the turns of earlier final events, in order.
     """
 
     kind: EventKind
@@ -58,6 +60,7 @@ class LiveEvent(ReprMixin):
     window: WindowResult | None = None
     error: ErrorInfo | None = None
     segments: tuple[Segment, ...] | None = None
+    turns: tuple[SpeakerTurn, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ class Gap:
 
     def __post_init__(self) -> None:
         check_number("seconds", self.seconds, 0.0, 1e9)
+
+
+def _with_rate(block: object) -> tuple[Any, Any]:
+    """Return the samples of a block, and its rate; None if it has none."""
+    is_pair = isinstance(block, tuple) and len(block) == 2 and isinstance(block[1], Real) and not isinstance(block[0], Real)
+    return (block[0], float(block[1])) if is_pair else (block, None)  # type: ignore[index]
 
 
 class LiveInput(ABC):
@@ -128,9 +137,11 @@ class LiveInput(ABC):
     def push(self, block: object) -> None:
         """Add samples in any form of an audio item, or bytes of PCM (int16, little-endian, mono).
 
+        A block `(samples, rate)` changes the rate in hertz, for itself and for blocks without one after it.
+
         Raises:
-            InputError: the block has another form or values that are not finite, or does not fit into the buffer. It is
-                not added, and the stream goes on.
+            InputError: the block has another form or values that are not finite, its rate is out of limits, or it does not
+                fit into the buffer. It is not added, and the stream goes on.
         """
         with self._lock:
             for _ in self.push_in_steps(block):
@@ -146,9 +157,16 @@ class LiveInput(ABC):
             reason = f"a block of {self._block_bytes(block):,} bytes does not fit beside {size:,} buffered bytes into {limit}"
             how = "push it later" if self.fits(block) else "push blocks of at most half of it"
             raise InputError(f"{reason}; {how}, or raise the limit", code="overloaded", param="max_buffer_bytes")
-        samples = yield from self._stream.convert(block)
+        samples, rate = _with_rate(block)
+        stream = self._stream
+        if rate not in (None, stream.source_rate):
+            stream = SampleStream(rate, self._rate, self._engine.config.media)
+        converted = yield from stream.convert(samples)
         with self._lock:
-            self._add(samples)
+            if stream is not self._stream:
+                self._add(self._stream.flush())
+                self._stream = stream
+            self._add(converted)
 
     def gap(self, gap: Gap) -> None:
         """End the open window. The next samples come `gap.seconds` later in the stream."""
@@ -165,12 +183,16 @@ class LiveInput(ABC):
 
     def _block_bytes(self, block: object) -> int:
         """Return the bytes of a block's samples at the model's rate."""
-        if isinstance(block, bytes | bytearray | memoryview):
-            count = len(block) // 2
+        samples, rate = _with_rate(block)
+        if isinstance(samples, bytes | bytearray | memoryview):
+            count = len(samples) // 2
         else:
-            shape = getattr(block, "shape", None)
-            count = max(shape, default=0) if isinstance(shape, tuple) else len(block) if isinstance(block, list | tuple) else 0
-        return math.ceil(4 * count * self._rate / self._stream.source_rate)
+            shape = getattr(samples, "shape", None)
+            is_list = isinstance(samples, list | tuple)
+            count = max(shape, default=0) if isinstance(shape, tuple) else len(samples) if is_list else 0
+        if rate is not None:
+            check_sample_rate(rate, self._engine.config.media)
+        return math.ceil(4 * count * self._rate / (rate or self._stream.source_rate))
 
     def _add(self, samples: Tensor) -> None:
         if len(samples):

@@ -59,6 +59,9 @@ class NativeTranscriber(LiveInput):
         for option in fields(options):
             if option.name in _UNKNOWN and getattr(options, option.name) != option.default:
                 raise unknown_argument(option.name, [other.name for other in fields(options) if other.name not in _UNKNOWN])
+        if options.tells_speakers:
+            reason = "this model's live text has no times of words, so that it is not known who says what; leave <<param>> out"
+            raise InputError(reason, code="unsupported", param="speakers")
         check_options(engine, options)
         self._params = replace(options.params, max_tokens=None, ignore_eos=True)
         refused = next((name for name in _REFUSED if getattr(self._params, name)), None)

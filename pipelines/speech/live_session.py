@@ -6,6 +6,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ...engine.engine import Engine
 
 _lock = threading.Lock()
+_threads = ThreadPoolExecutor(2, "speakers")  # networks that tell speakers apart would hold the event loop
 _sessions: weakref.WeakKeyDictionary[Engine, int] = weakref.WeakKeyDictionary()  # number of open streams
 
 
@@ -44,7 +46,7 @@ class LiveStream:
         transcriber = NativeTranscriber if is_native else LiveTranscriber
         self.transcriber: LiveInput = transcriber(engine, options)
         self.max_sessions = min(options.max_sessions, engine.config.max_streams) if is_native else options.max_sessions
-        self.llm, self._idle_timeout = llm, options.idle_timeout
+        self.llm, self._idle_timeout, self._hears = llm, options.idle_timeout, options.tells_speakers
         self.arrived = asyncio.Event()  # set after each change of the transcriber's input
         self._taken = asyncio.Event()  # set after samples were taken from the buffer
         self._converts = False  # the block that has arrived last
@@ -86,7 +88,7 @@ class LiveStream:
                 await (asyncio.sleep(0) if transcriber.busy else self._wait())
                 continue
             (adapted,) = with_adapters(self.llm.engine, [task], self._adapter)
-            await run_async(self.llm, adapted)
+            await run_async(self.llm, adapted, _threads if self._hears else None)
 
     async def _wait(self) -> None:
         while not self.arrived.is_set():

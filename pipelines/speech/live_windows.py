@@ -106,6 +106,13 @@ class LiveWindows:
     def samples(self, start: int, end: int) -> Tensor:
         return self._buffer[start - self.begin : end - self.begin].clone()
 
+    def pauses(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Return first and last sample of each stretch without speech; () if silence is transcribed, too."""
+        if not self._skips:
+            return ()
+        edges = [start, *(min(max(at, start), end) for run in self.runs for at in run), end]
+        return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
+
     def cut(self, last: bool) -> Cut | None:
         """Return where the open window ends, or None if it is not known yet. `last`: no more samples will come."""
         start = self.start

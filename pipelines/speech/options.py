@@ -17,6 +17,7 @@ from ...engine.sampling_params import SamplingParams
 from ...mm.media.policy import AudioSelection
 from ..validation import check_number, check_type, is_number
 from .boost import read_boost
+from .live_voices import LiveVoices
 from .segments import Segment, WindowResult
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
@@ -50,6 +51,10 @@ class SpeechOptions:
         compression_ratio_threshold: an answer with a compression ratio above this repeats itself and is rejected.
         condition_on_previous_text: prompt with the text before a window.
         cache_salt: requests with different salts share no cache.
+        speakers: tell speakers apart: True, their number, or the fewest and the most.
+        speaker_model: folder of the networks that tell speakers apart (see `engine.speaker_networks`); None: in packages.
+        known_speaker_names: names of speakers; of the channels if channel="each".
+        known_speaker_references: a clip of the speech of each known speaker, in any form of an audio item.
 
     Raises:
         InputError: an option has a wrong type or value.
@@ -70,6 +75,10 @@ class SpeechOptions:
     compression_ratio_threshold: float | None = 2.4
     condition_on_previous_text: bool = False
     cache_salt: str | None = None
+    speakers: bool | int | Sequence[int] = False
+    speaker_model: str | Path | None = None
+    known_speaker_names: Sequence[str] = ()
+    known_speaker_references: Sequence[object] = ()
 
     def __post_init__(self) -> None:
         check_type("cache_salt", self.cache_salt, str, type(None))
@@ -94,6 +103,8 @@ class SpeechOptions:
             raise InputError(reason, code="invalid_value", param="temperature")
         for name, (least, most) in _GATES.items():
             _check_threshold(f"{name}_threshold", getattr(self, f"{name}_threshold"), least, most)
+        check_speakers(self.speakers)
+        self._check_known_speakers()
 
     @property
     def times(self) -> Times:
@@ -126,58 +137,10 @@ class SpeechOptions:
         """All words to expect."""
         return " ".join(filter(None, (self.hotwords, self.context, self.prompt)))
 
-
-@dataclass(frozen=True)
-class FileOptions(SpeechOptions):
-    """Options of `transcribe`.
-
-    Args:
-        sequential: begin windows at the ends of segments (arXiv 2212.04356, 4.5).
-        aligner: folder of a CTC model that times words; None: the model does.
-        beam_size: beams at temperature 0.
-        track, channel: see `AudioSelection`; those of a `Media` apply to its item instead. channel="each": each channel is
-            transcribed and is one speaker.
-        speakers: tell speakers apart: True, their number, or the fewest and the most.
-        speaker_model: folder of the networks that tell speakers apart (see `engine.speaker_networks`); None: in packages.
-        known_speaker_names: names of speakers; of the channels if channel="each".
-        known_speaker_references: a clip of the speech of each known speaker, in any form of an audio item.
-        on_progress: called with the seconds of each finished window, and with the seconds of silence that were skipped.
-        on_text, on_window: called with an item's number and more of its final text, or each of its windows before that text.
-        on_segments: called with an item's number and its next final segments, with their words, before their text.
-    """
-
-    sequential: bool = False
-    aligner: str | Path | None = None
-    beam_size: int = 1
-    track: int | str = "default"
-    channel: int | str = "mix"
-    speakers: bool | int | Sequence[int] = False
-    speaker_model: str | Path | None = None
-    known_speaker_names: Sequence[str] = ()
-    known_speaker_references: Sequence[object] = ()
-    on_progress: Callable[[float], None] = lambda seconds: None
-    on_text: Callable[[int, str], None] = lambda index, text: None
-    on_window: Callable[[int, WindowResult], None] = lambda index, window: None
-    on_segments: Callable[[int, tuple[Segment, ...]], None] = lambda index, segments: None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_type("sequential", self.sequential, bool)
-        check_type("aligner", self.aligner, str, os.PathLike, type(None))
-        if self.aligner is not None and self.times != "word" and not self.tells_speakers:
-            raise InputError('aligner is for <<timestamps=>>"word"; leave it out', param="aligner")
-        check_beam_size(self.beam_size)
-        AudioSelection(self.track, "mix" if self.channel == "each" else self.channel)
-        check_speakers(self.speakers)
-        self._check_known_speakers()
-        for name in ("on_progress", "on_text", "on_window", "on_segments"):
-            if not callable(function := getattr(self, name)):
-                raise InputError(f"<<param=>>{short_repr(function)} must be a function", code="invalid_value", param=name)
-
     @property
     def each_channel(self) -> bool:
         """True if each channel is one speaker."""
-        return self.channel == "each"
+        return False
 
     @property
     def tells_speakers(self) -> bool:
@@ -222,11 +185,54 @@ class FileOptions(SpeechOptions):
 
 
 @dataclass(frozen=True)
+class FileOptions(SpeechOptions):
+    """Options of `transcribe`.
+
+    Args:
+        sequential: begin windows at the ends of segments (arXiv 2212.04356, 4.5).
+        aligner: folder of a CTC model that times words; None: the model does.
+        beam_size: beams at temperature 0.
+        track, channel: see `AudioSelection`; those of a `Media` apply to its item instead. channel="each": each channel is
+            transcribed and is one speaker.
+        on_progress: called with the seconds of each finished window, and with the seconds of silence that were skipped.
+        on_text, on_window: called with an item's number and more of its final text, or each of its windows before that text.
+        on_segments: called with an item's number and its next final segments, with their words, before their text.
+    """
+
+    sequential: bool = False
+    aligner: str | Path | None = None
+    beam_size: int = 1
+    track: int | str = "default"
+    channel: int | str = "mix"
+    on_progress: Callable[[float], None] = lambda seconds: None
+    on_text: Callable[[int, str], None] = lambda index, text: None
+    on_window: Callable[[int, WindowResult], None] = lambda index, window: None
+    on_segments: Callable[[int, tuple[Segment, ...]], None] = lambda index, segments: None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_type("sequential", self.sequential, bool)
+        check_type("aligner", self.aligner, str, os.PathLike, type(None))
+        if self.aligner is not None and self.times != "word" and not self.tells_speakers:
+            raise InputError('aligner is for <<timestamps=>>"word"; leave it out', param="aligner")
+        check_beam_size(self.beam_size)
+        AudioSelection(self.track, "mix" if self.channel == "each" else self.channel)
+        for name in ("on_progress", "on_text", "on_window", "on_segments"):
+            if not callable(function := getattr(self, name)):
+                raise InputError(f"<<param=>>{short_repr(function)} must be a function", code="invalid_value", param=name)
+
+    @property
+    def each_channel(self) -> bool:
+        """True if each channel is one speaker."""
+        return self.channel == "each"
+
+
+@dataclass(frozen=True)
 class LiveOptions(SpeechOptions):
     """Options of a live stream.
 
     Args:
-        timestamps: "segment" (or True): final events have segments.
+        timestamps: "segment" (or True): final events have segments; "word": also the words of these.
         condition_on_previous_text: the prompt contains the last final text, if the model's prompt takes text.
         rate: hertz of the samples; None: the model's.
         min_chunk: minimum seconds of new audio between two passes over the open window, or that a model with a causal encoder
@@ -238,6 +244,8 @@ class LiveOptions(SpeechOptions):
         idle_timeout: seconds without samples after which the stream ends; None: no limit.
         max_sessions: maximum number of open streams of the engine, including this one. At most `max_live_streams` and
             `max_num_seqs` of the engine if the model transcribes streams natively.
+        voices: the speakers of earlier streams, who keep their labels (see `speech.live_speakers.live_voices`); `speakers` and
+            the known speakers are then those with which it was made.
     """
 
     rate: float | None = None
@@ -248,11 +256,10 @@ class LiveOptions(SpeechOptions):
     turn_events: bool = False
     idle_timeout: float | None = None
     max_sessions: int = 64
+    voices: LiveVoices | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.times == "word":
-            raise InputError('<<timestamps=>>"word" is for files; use "segment" in a live stream', param="timestamps")
         check_number("pause", self.pause, 0.1, 60.0)
         limits = {"rate": (1.0, 1e9), "min_chunk": (0.02, 60.0), "idle_timeout": (1e-3, 1e9)}
         for name, (least, most) in limits.items():
@@ -262,6 +269,9 @@ class LiveOptions(SpeechOptions):
         check_type("turn_events", self.turn_events, bool)
         check_type("max_sessions", self.max_sessions, int)
         check_number("max_sessions", self.max_sessions, 1, 1_000_000)
+        check_type("voices", self.voices, LiveVoices, type(None))
+        if self.voices is not None and not self.tells_speakers:
+            raise InputError("voices of earlier streams need <<param>>; give it", param="speakers")
 
 
 def check_speakers(value: object) -> None:

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from ...callers.errors import ErrorInfo, InputError, short_repr
 from ...engine.outputs import RequestOutput
 from ..doubt import TextResult
-from .segments import Segment, WindowResult
+from .segments import Segment, SpeakerTurn, WindowResult
 from .subtitles import LINE_LENGTH, WRITERS, SubtitleLayout
-from .timeline import SkippedSpan, SpeakerTurn, SpeechTimeline, file_segments
+from .timeline import SkippedSpan, SpeechTimeline, file_segments
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from ...mm.speech import TimestampRule
 from ..doubt import compression_ratio
 from .windows import Window
 
+MIN_OFF = 0.2  # seconds: shorter pauses belong to a turn of a speaker
+
 
 @dataclass(frozen=True)
 class Word:
@@ -64,6 +66,15 @@ class Segment(ReprMixin):
     @property
     def compression_ratio(self) -> float:
         return compression_ratio(self.text)
+
+
+@dataclass(frozen=True)
+class SpeakerTurn:
+    """A stretch, in seconds, in which a speaker speaks without a pause. Turns of different speakers may overlap."""
+
+    start: float
+    end: float
+    speaker: str
 
 
 @dataclass(frozen=True)

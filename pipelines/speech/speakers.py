@@ -17,10 +17,10 @@ from ...mm.types import EmbeddingItem
 from .clustering import Array
 from .diarization import Diarizer, voice_of
 from .merge import join_texts
-from .options import FileOptions
+from .options import SpeechOptions
 from .results import Transcript
-from .segments import Segment
-from .timeline import SpeakerTurn, file_segments, with_speakers
+from .segments import Segment, SpeakerTurn
+from .timeline import file_segments, with_speakers
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
@@ -40,7 +40,7 @@ class SpeakerJob:
         return Diarizer(self.networks, self.limits, self.known)
 
 
-def speaker_job(engine: Engine, options: FileOptions) -> SpeakerJob | None:
+def speaker_job(engine: Engine, options: SpeechOptions) -> SpeakerJob | None:
     """Load the networks, and read the clips of known speakers. Return None if speakers are not told apart by their voices.
 
     Raises:
@@ -81,13 +81,13 @@ def listening(blocks: Iterator[Tensor], diarizer: Diarizer, engine: Engine, rate
     """Yield the blocks, and let the diarizer hear each of them."""
     stream = None if rate == RATE else SampleStream(float(rate), RATE, engine.config.media)
     for block in blocks:
-        diarizer.add(block if stream is None else _converted(stream, block))
+        diarizer.add(block if stream is None else converted(stream, block))
         yield block
     if stream is not None:
         diarizer.add(stream.flush())
 
 
-def _converted(stream: SampleStream, block: Tensor) -> Tensor:
+def converted(stream: SampleStream, block: Tensor) -> Tensor:
     steps = stream.convert(block)
     while True:
         try:

@@ -8,12 +8,13 @@ from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING
 
 from .merge import join_texts
-from .segments import Segment, WindowResult, Word
+from .segments import MIN_OFF, Segment, SpeakerTurn, WindowResult, Word
 
 if TYPE_CHECKING:
     from .live_input import LiveEvent
 
 _SAME_TURN = 0.9  # of the longest overlap with a turn: a word stays with the speaker of the word before it
+_RECENT = 256  # turns of a live stream, one of which may go on in the next final event
 _HEARD = 0.5  # share of a word during which another speaker speaks, too
 
 
@@ -30,15 +31,6 @@ class SkippedSpan:
     start: float
     end: float
     reason: str
-
-
-@dataclass(frozen=True)
-class SpeakerTurn:
-    """A stretch, in seconds, in which a speaker speaks without a pause. Turns of different speakers may overlap."""
-
-    start: float
-    end: float
-    speaker: str
 
 
 @dataclass(frozen=True)
@@ -74,14 +66,31 @@ class SpeechTimeline:
 def live_timeline(events: Iterable[LiveEvent], source: str = "") -> SpeechTimeline:
     """Return the timeline of the final events of a live stream. Other events are left out."""
     segments, is_timed, language, end = list[Segment](), False, None, 0.0
+    turns: list[SpeakerTurn] | None = None
     for event in events:
         end = max(end, event.end)
         if event.kind == "final" and event.text:
             is_timed, language = is_timed or event.segments is not None, event.language or language
+            if event.turns is not None:
+                turns = _joined(turns or [], event.turns)
             segments += _with_ends(event.segments or (Segment(event.start, event.end, event.text),), (), event.end)
     numbered = tuple(replace(segment, id=number) for number, segment in enumerate(segments, 1))
     text = join_texts([segment.text for segment in segments])
-    return SpeechTimeline(numbered, text, is_timed, language=language, duration=end, source=source)
+    ordered = None if turns is None else tuple(sorted(turns, key=lambda turn: (turn.start, turn.end)))
+    return SpeechTimeline(numbered, text, is_timed, ordered, language=language, duration=end, source=source)
+
+
+def _joined(turns: list[SpeakerTurn], more: Sequence[SpeakerTurn]) -> list[SpeakerTurn]:
+    """Append the turns of a final event. One that goes on shortly after another one's end is the same turn."""
+    last = {turns[number].speaker: number for number in range(max(0, len(turns) - _RECENT), len(turns))}
+    for turn in more:
+        number = last.get(turn.speaker)
+        if number is not None and turn.start - turns[number].end <= MIN_OFF:
+            turns[number] = replace(turns[number], end=turn.end)
+        else:
+            last[turn.speaker] = len(turns)
+            turns.append(turn)
+    return turns
 
 
 def file_segments(segments: Sequence[Segment], windows: Sequence[WindowResult], duration: float) -> tuple[Segment, ...]:

@@ -168,12 +168,15 @@ def _naming_file(field: str = "file") -> Iterator[None]:
             yield
     except SensoriumError as error:
         if error.info.param == "speaker_model":
-            reason = (
-                "this server does not tell speakers apart; <<param>> needs the networks that its option speaker_model names"
-            )
-            raise InputError(reason, code="unsupported", param="speakers") from error
+            raise no_speakers() from error
         error.info = _with_file_name(error.info, field)
         raise
+
+
+def no_speakers() -> InputError:
+    """Return the error of a request for speakers, if the server has no networks for it."""
+    reason = "this server does not tell speakers apart; <<param>> needs the networks that its option speaker_model names"
+    return InputError(reason, code="unsupported", param="speakers")
 
 
 def _with_file_name(error: ErrorInfo, field: str = "file") -> ErrorInfo:

@@ -17,15 +17,20 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 
-from ...callers.errors import InputError, SensoriumError, hint, short_repr
+from ...callers.errors import ConfigError, InputError, SensoriumError, hint, short_repr
 from ...pipelines.option_types import LiveKeywords, TranscribeKeywords
 from ...pipelines.speech.decode import FATAL
 from ...pipelines.speech.live_input import Gap, LiveEvent
+from ...pipelines.speech.live_speakers import live_voices
+from ...pipelines.speech.live_voices import LiveVoices
 from ...pipelines.speech.merge import join_texts
+from ...pipelines.speech.options import LiveOptions
+from ...pipelines.speech.segments import Segment
 from ..errors import HttpError, error_object, error_response, validation_error
 from ..guard import TENANT
 from ..large_json import loads
 from ..model_routes import lease_model
+from ..protocol.audio import check_clips
 from ..protocol.realtime import (
     EVENTS,
     AudioInput,
@@ -38,7 +43,7 @@ from ..protocol.realtime import (
     read_audio,
 )
 from ..state import Server, Services, new_id, server_of, services_of
-from .audio import transcript_events
+from .audio import no_speakers, transcript_events
 
 MAX_MESSAGE_BYTES = 16 << 20
 _MAX_VALUES = 4096  # commas and opening brackets of a message
@@ -100,11 +105,12 @@ async def _admit(websocket: WebSocket, services: Services) -> Server:
 class _Live:
     """A live stream: its settings, and a queue of samples that it has not taken yet, which None ends.
 
-    `begin`: where the stream begins, in seconds of the session's audio.
+    `begin`: where the stream begins, in seconds of the session's audio. `voices`: of its speakers, if these are told apart.
     """
 
     settings: AudioInput
     begin: float
+    voices: LiveVoices | None = None
     blocks: asyncio.Queue[bytes | Gap | None] = field(default_factory=lambda: asyncio.Queue(8))
     task: asyncio.Task[None] | None = None
     cleared: bool = False
@@ -141,6 +147,7 @@ class RealtimeSession:
         self._appended = False  # audio after the last commit
         self._buffer, self._received = bytearray(), 0.0  # PCM that is not committed; seconds of audio
         self._last_item: str | None = None
+        self._voices: LiveVoices | None = None  # of the speakers that the session has heard
         self._stream(self._settings)  # checks that the model transcribes
 
     async def run(self) -> None:
@@ -217,13 +224,37 @@ class RealtimeSession:
             self._adapter(settings)
         except HttpError as error:
             raise InputError(error.message, param="session.audio.input.transcription.model") from None
-        self._stream(settings)
+        voices = await self._voices_for(settings)
+        self._stream(settings, voices=voices)
         if settings != self._settings and self._live is not None:
             await self._live.blocks.put(None)
             self._live = None
             self._appended = False
-        self._settings = settings
+        self._settings, self._voices = settings, voices
         await self._send("session.updated", session=self._description())
+
+    async def _voices_for(self, settings: AudioInput) -> LiveVoices | None:
+        """Return the voices for new settings: those heard so far, unless other speakers are asked for.
+
+        Raises:
+            InputError: there are no networks, a clip is wrong, or there is no turn detection.
+        """
+        before, now = self._settings.transcription or Transcription(), settings.transcription or Transcription()
+        if now.speakers is not False and settings.turn_detection is None:
+            raise InputError("<<param>> are told apart with turn_detection; set it, or leave them out", param="speakers")
+        if now.speaker_settings == before.speaker_settings:
+            return self._voices
+        clips = check_clips(now.known_speaker_references or [])
+        model, names = self._server.config.speaker_model, now.known_speaker_names or ()
+        options = LiveOptions(
+            speakers=now.speakers, speaker_model=model, known_speaker_names=names, known_speaker_references=clips
+        )
+        try:
+            return await asyncio.to_thread(live_voices, self._server.llm.engine, options)
+        except ConfigError as error:
+            if error.info.param != "speaker_model":
+                raise
+            raise no_speakers() from error
 
     async def _append(self, audio: str) -> None:
         """Take samples. While the live stream's buffer is full, this waits, and nothing is read from the socket."""
@@ -243,7 +274,7 @@ class RealtimeSession:
         self._appended = self._appended or bool(data)
         live = self._live
         if live is None:
-            live = self._live = _Live(self._settings, self._received)
+            live = self._live = _Live(self._settings, self._received, self._voices)
             await self._jobs.put(partial(self._run_live, live))
         self._received += len(data) / (2 * rate)
         for start in range(0, len(data), 2 * rate):
@@ -306,7 +337,7 @@ class RealtimeSession:
 
     async def _transcribe(self, live: _Live) -> None:
         item: _Item | None = None
-        async with aclosing(self._stream(live.settings, live.blocks)) as events:
+        async with aclosing(self._stream(live.settings, live.blocks, live.voices)) as events:
             async for event in events:
                 if event.kind == "speech_started":
                     item = _Item(event.start)
@@ -321,6 +352,8 @@ class RealtimeSession:
         if event.kind == "partial":
             await self._send_text(item, join_texts([item.text, event.text[: event.stable_upto]]))
         elif event.kind == "final":
+            for segment in event.segments or ():
+                await self._send_segment(item, segment, live)
             item.text = join_texts([item.text, event.text])
             item.error = item.error or (None if event.error is None else error_object(event.error))
             await self._send_text(item, item.text)
@@ -331,6 +364,12 @@ class RealtimeSession:
             await self._commit_item(item)
         elif event.kind == "turn_ended":
             await self._complete(item)
+
+    async def _send_segment(self, item: _Item, segment: Segment, live: _Live) -> None:
+        """Send a segment of final text with its speaker. Times are seconds of the session's audio."""
+        times = {"start": round(live.begin + segment.start, 3), "end": round(live.begin + (segment.end or segment.start), 3)}
+        fields = {"item_id": item.id, "content_index": 0, "id": new_id("seg_"), "text": segment.text, **times}
+        await self._send(f"{_ITEM}.input_audio_transcription.segment", **fields, speaker=segment.speaker or "unknown")
 
     async def _run_buffer(self, data: bytes, settings: AudioInput, item: _Item) -> None:
         assert settings.format is not None
@@ -355,7 +394,10 @@ class RealtimeSession:
         await self._complete(item)
 
     def _stream(
-        self, settings: AudioInput, blocks: asyncio.Queue[bytes | Gap | None] | None = None
+        self,
+        settings: AudioInput,
+        blocks: asyncio.Queue[bytes | Gap | None] | None = None,
+        voices: LiveVoices | None = None,
     ) -> AsyncGenerator[LiveEvent, None]:
         """Return the events of a live stream. An option that the model cannot honour is an InputError."""
         assert settings.format is not None
@@ -365,6 +407,8 @@ class RealtimeSession:
         words = " ".join(transcription.keywords or ())
         options.update({"language": transcription.language or None, "prompt": transcription.prompt, "hotwords": words})
         options["boost"], options["adapter"] = transcription.boost, self._adapter(settings)
+        if voices is not None:
+            options.update({"speakers": True, "voices": voices})
         source = _taken(blocks or asyncio.Queue())
         return self._server.llm.stream_transcribe(source, settings.format.hertz, **options)
 
@@ -395,7 +439,7 @@ class RealtimeSession:
         await self._send(f"{kind}.completed", **fields, transcript=item.text, usage=usage)
 
     def _description(self) -> dict[str, Any]:
-        settings = self._settings.model_dump(exclude={"model": True, "format": {"model"}, "turn_detection": {"model"}})
+        settings = self._settings.model_dump(exclude=_UNTOLD)
         settings["transcription"]["model"] = self._adapter(self._settings) or self._server.name
         settings["format"]["rate"] = 24_000 if settings["format"]["type"] == "audio/pcm" else None
         settings["format"] = {name: value for name, value in settings["format"].items() if value is not None}
@@ -409,6 +453,7 @@ class RealtimeSession:
 
 
 _ITEM = "conversation.item"
+_UNTOLD: Any = {"model": True, "format": {"model"}, "turn_detection": {"model"}, "transcription": {"known_speaker_references"}}
 
 
 async def _taken(blocks: asyncio.Queue[bytes | Gap | None]) -> AsyncGenerator[bytes | Gap, None]:

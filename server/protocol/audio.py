@@ -28,6 +28,19 @@ class ServerVad(Part):
     silence_duration_ms: int = Field(200, ge=0)
 
 
+def check_clips(clips: list[str]) -> list[str]:
+    """Return the clips of known speakers.
+
+    Raises:
+        InputError: one is no data URL; the server opens no other for a client.
+    """
+    for index, clip in enumerate(clips):
+        if clip[:5].lower() != "data:":
+            reason = f"<<param>>[{index}] must be a data URL with 2 to 10 s of speech, such as data:audio/wav;base64,..."
+            raise InputError(reason, code="invalid_value", param="known_speaker_references")
+    return clips
+
+
 class AudioForm(Body):
     """Values of a form are texts, so numbers are converted."""
 
@@ -166,16 +179,8 @@ class TranscriptionForm(AudioForm):
 
     @property
     def clips(self) -> list[str]:
-        """The clips of known speakers.
-
-        Raises:
-            InputError: one is no data URL; the server opens no other for a client.
-        """
-        for index, clip in enumerate(self.known_speaker_references):
-            if clip[:5].lower() != "data:":
-                reason = f"<<param>>[{index}] must be a data URL with 2 to 10 s of speech, such as data:audio/wav;base64,..."
-                raise InputError(reason, code="invalid_value", param="known_speaker_references")
-        return self.known_speaker_references
+        """The clips of known speakers. See `check_clips`."""
+        return check_clips(self.known_speaker_references)
 
     @property
     def as_vllm(self) -> bool:

@@ -34,6 +34,15 @@ class Transcription(Body):
     prompt: str | None = None
     keywords: Many[str] | None = None
     boost: Many[str | tuple[str, float]] | None = None
+    speakers: bool | int | list[int] = False
+    known_speaker_names: Many[str] | None = None
+    known_speaker_references: Many[str] | None = None
+
+    @property
+    def speaker_settings(self) -> tuple[object, ...]:
+        """The settings of speakers. While they do not change, speakers keep their labels."""
+        names, clips = self.known_speaker_names or (), self.known_speaker_references or ()
+        return repr(self.speakers), tuple(names), tuple(clips)  # 0 and False are equal, and so are 1 and True
 
 
 class TurnDetection(Part):

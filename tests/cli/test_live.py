@@ -18,6 +18,8 @@ import pytest
 import soundfile
 from sensorium.cli import live
 from sensorium.cli.main import main
+from sensorium.pipelines.speech import speakers
+from tone_speakers import NETWORKS, conversation
 
 RATE = 16_000
 
@@ -146,6 +148,24 @@ def test_interrupt_with_an_open_pipe() -> None:
     assert json.loads(lines[-1])["kind"] == "ended"
     assert any(json.loads(line)["kind"] == "final" for line in lines)
     assert b"Fatal" not in said
+
+
+def test_speakers(whisper: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(speakers, "load_speaker_networks", lambda folder: NETWORKS)
+    pcm = (32767 * conversation(4.0, [(0.5, 3.5, 2)]).numpy()).astype("<i2").tobytes()
+    monkeypatch.setattr(sys, "stdin", Pipe(pcm))
+    assert transcribe(whisper, "-", "--no-vad", "--speakers", "1-2", "--json") == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {turn["speaker"] for event in events for turn in event["turns"] or ()} == {"SPEAKER_00"}
+    assert {part["speaker"] for event in events for part in event["segments"] or ()} == {"SPEAKER_00"}
+    clip = tmp_path / "ann.wav"
+    soundfile.write(clip, conversation(3.0, [(0.2, 2.8, 2)]).numpy(), RATE)
+    for words, start in (((), ""), (("--timestamps",), "[")):
+        monkeypatch.setattr(sys, "stdin", Pipe(pcm))
+        assert transcribe(whisper, "-", "--no-vad", "--speakers", "--known-speaker", f"Ann={clip}", *words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines
+        assert all("Ann: " in line and line.startswith(start or "Ann: ") for line in lines)
 
 
 def test_files_are_needed_without_live(whisper: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -261,7 +261,6 @@ def test_lines_of_speakers() -> None:
         ("--speakers", "--known-speaker", "=a.wav"),
         ("--known-speaker", "Ann=a.wav"),
         ("--channel", "each", "--speakers", "2"),
-        ("--live", "--speakers"),
         ("--speakers", "--speaker-model", "/nowhere"),
     ],
 )

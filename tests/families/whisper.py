@@ -7,19 +7,19 @@ from oracle import fast_tokenizer, randomise, sharpen
 LANGUAGES = ("en", "de", "yue", "fr", "ja", "cy", "sw", "ht", "la", "ko")
 CONTROLS = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES)]
 CONTROLS += ["<|translate|>", "<|transcribe|>", "<|startofprev|>", "<|notimestamps|>"]
-TIMES = [f"<|{step * 0.02:.2f}|>" for step in range(51)]
 
 
-def build(seed, mels=24, **changes):
+def build(seed, mels=24, seconds=1, **changes):
     import transformers as tf
 
-    words = fast_tokenizer([*CONTROLS, *TIMES], eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    times = [f"<|{step * 0.02:.2f}|>" for step in range(50 * seconds + 1)]
+    words = fast_tokenizer([*CONTROLS, *times], eos_token="<|endoftext|>", pad_token="<|endoftext|>")
     number = words.convert_tokens_to_ids
     shape = {"d_model": 64, "encoder_layers": 3, "decoder_layers": 3, "encoder_ffn_dim": 96, "decoder_ffn_dim": 128}
     shape |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_mel_bins": mels}
     ends = {"eos_token_id": number("<|endoftext|>"), "pad_token_id": number("<|endoftext|>")}
     ends |= {"bos_token_id": number("<|endoftext|>"), "decoder_start_token_id": number("<|startoftranscript|>")}
-    sizes = {"vocab_size": len(words), "max_source_positions": 50, "max_target_positions": 1024}
+    sizes = {"vocab_size": len(words), "max_source_positions": 50 * seconds, "max_target_positions": 1024}
     config = tf.WhisperConfig(**(sizes | shape | ends | changes))
     model = tf.WhisperForConditionalGeneration(config).eval()
     randomise(model, seed)
@@ -38,7 +38,7 @@ def build(seed, mels=24, **changes):
     }
     for name, value in given.items():
         setattr(model.generation_config, name, value)
-    extractor = tf.WhisperFeatureExtractor(feature_size=mels, chunk_length=1)
+    extractor = tf.WhisperFeatureExtractor(feature_size=mels, chunk_length=seconds)
     return model, tf.WhisperProcessor(feature_extractor=extractor, tokenizer=words)
 
 

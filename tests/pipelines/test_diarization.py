@@ -15,7 +15,7 @@ from sensorium.engine.speaker_networks import RATE, load_speaker_networks
 from sensorium.pipelines.speech import clustering
 from sensorium.pipelines.speech.clustering import assign, cluster
 from sensorium.pipelines.speech.diarization import Diarizer, voice_of
-from sensorium.pipelines.speech.timeline import SpeakerTurn
+from sensorium.pipelines.speech.segments import SpeakerTurn
 from tone_speakers import NETWORKS, conversation
 
 WEIGHTS = os.environ.get("SENSORIUM_SPEAKER_MODEL")  # a folder; the packages are used if it is not set
@@ -92,9 +92,9 @@ def test_what_stays_in_memory_does_not_grow_with_the_samples() -> None:
     kept = []
     for _ in range(6):
         diarizer.add(conversation(60.0, [(0.0, 60.0, 1)]))
-        kept.append(len(diarizer._buffer))
+        kept.append(len(diarizer.reader._buffer))
     assert max(kept) < 30 * RATE
-    activity = sum(active.nbytes for active in diarizer._active)
+    activity = sum(active.nbytes for active in diarizer.reader.active)
     assert activity / 360 < 1_500  # bytes per second
 
 

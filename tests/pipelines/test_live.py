@@ -256,6 +256,11 @@ def test_a_gap_ends_the_window(llm: LLM) -> None:
         (np.zeros((2, 2, 2), np.float32), "1 or 2 axes"),
         (None, "not a known form"),
         (np.zeros(40 * RATE, np.float32), "push blocks of at most half of it"),
+        ((np.zeros(20 * RATE, np.float32), RATE // 2), "push blocks of at most half of it"),
+        ((np.zeros(RATE, np.float32), 10), "its sample rate is 10 Hz"),
+        ((np.zeros(RATE, np.float32), float("nan")), "its sample rate is nan Hz"),
+        ((np.array([np.inf], np.float32), 8000), "infinite"),
+        ((RATE, np.zeros(RATE, np.float32)), "must be a list of numbers"),
     ],
 )
 def test_a_broken_block_is_refused_and_the_stream_goes_on(llm: LLM, block: Any, said: str) -> None:
@@ -265,6 +270,53 @@ def test_a_broken_block_is_refused_and_the_stream_goes_on(llm: LLM, block: Any, 
         transcriber.push(block)
     transcriber.finish()
     assert len(finals(run_passes(llm, transcriber)[0])) == 1
+
+
+def test_the_rate_may_change(llm: LLM) -> None:
+    """Blocks say their rate; those without one have that of the block before. Times are those of the sound."""
+    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS, rate=2 * RATE))
+    events = list[LiveEvent]()
+    for part in np.split(np.repeat(speech(-1, 0.6, -1), 2), 13):
+        transcriber.push(part)
+        events += run_passes(llm, transcriber)[0]
+    halved = speech(-1, 0.6, -1)[::2]
+    transcriber.push((halved[:5000], np.int64(RATE // 2)))
+    with pytest.raises(InputError) as refused:
+        transcriber.push((halved, 10))
+    assert refused.value.info.param == "min_audio_rate"
+    transcriber.push(halved[5000:])
+    transcriber.push((speech(-1, 0.6, -1), float(RATE)))
+    transcriber.finish()
+    events += run_passes(llm, transcriber)[0]
+    check_promises(events)
+    starts = [event.start for event in events if event.kind == "speech_started"]
+    np.testing.assert_allclose(starts, [1.0, 3.6, 6.2], atol=0.1)
+    assert len(finals(events)) == 3
+    assert abs(events[-1].end - 7.8) < 0.01
+
+
+@pytest.mark.parametrize("hours", [0.1, pytest.param(10, marks=pytest.mark.full)])
+def test_hours_of_silence_and_jumps_in_time_are_forgotten(llm: LLM, hours: float) -> None:
+    """Neither memory nor requests grow, and the times of later speech count them."""
+    steps, most = llm.stats.steps, 0
+    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS))
+    silence = speech(-60)
+    for _ in range(round(60 * hours)):
+        transcriber.push(silence)
+        assert run_passes(llm, transcriber)[0] == []
+        most = max(most, transcriber.buffered_bytes)
+    assert llm.stats.steps == steps
+    assert most < 4 * 4 * RATE
+    transcriber.gap(Gap(10 * 3600.0))
+    transcriber.gap(Gap(1e6))
+    transcriber.push(speech(-1, 0.6, -1))
+    transcriber.finish()
+    events = run_passes(llm, transcriber)[0]
+    at = 3600 * hours + 36_000 + 1e6 + 1
+    assert [event.start for event in events if event.kind == "speech_started"] == [pytest.approx(at, abs=0.1)]
+    (final,) = (event for event in events if event.kind == "final")
+    assert at - 1 <= final.start < final.end <= at + 1.6
+    assert 0 <= final.lag < 2
 
 
 def test_the_buffer_is_bounded(llm: LLM) -> None:
@@ -292,7 +344,6 @@ def test_the_buffer_is_bounded(llm: LLM) -> None:
         ({"max_sessions": 0}, "max_sessions=0 must be"),
         ({"vad": "loud"}, "vad='loud' must be"),
         ({"timestamps": "line"}, "timestamps='line' must be"),
-        ({"timestamps": "word"}, "is for files"),
         ({"cache_salt": 1}, "cache_salt"),
         ({"condition_on_previous_text": 1}, "must be True or False"),
     ],

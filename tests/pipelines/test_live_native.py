@@ -309,6 +309,7 @@ def test_phrases_are_boosted(llm: LLM) -> None:
     [
         ({"language": "de"}, "always detects the language"),
         ({"hotwords": "Ann"}, "unknown argument 'hotwords'"),
+        ({"speakers": True}, "who says what"),
         ({"min_chunk": 0}, "min_chunk=0 must be"),
         ({"vad": "loud"}, "vad='loud' must be"),
         ({"max_window": 0}, "max_window=0 must be"),

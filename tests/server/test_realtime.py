@@ -12,17 +12,22 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+import torch
 from http_server import TINY, listening, make_server, openai_client
 from openai.types.realtime import RealtimeServerEvent
 from parakeet import make_model, make_transducer, save
 from pydantic import TypeAdapter
 from sensorium import EngineDeadError, InputError
+from sensorium.engine.speaker_networks import SpeakerNetworks
+from sensorium.pipelines.speech import speakers
 from sensorium.pipelines.speech.merge import join_texts
 from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints import realtime
 from sensorium.server.endpoints.realtime import RealtimeSession, _Live
 from sensorium.server.protocol.realtime import Format, read_audio
 from sensorium.server.state import Server
+from tone_speakers import ToneNet
+from torch.nn import functional as F
 from waiting import LONG, assert_idle, wait_until
 
 connect = pytest.importorskip("websockets.sync.client").connect
@@ -30,6 +35,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 EVENT = TypeAdapter(RealtimeServerEvent)
 RATE = 24_000
+SEGMENT = "conversation.item.input_audio_transcription.segment"
 DELTA, COMPLETED, FAILED = (f"conversation.item.input_audio_transcription.{kind}" for kind in ("delta", "completed", "failed"))
 
 
@@ -203,6 +209,78 @@ def test_a_commit_ends_a_turn_of_speech_and_clear_drops_one(client, talk):
         events = until(connection, COMPLETED)
         started = next(event for event in events if event.type == "input_audio_buffer.speech_started")
         assert started.audio_start_ms >= 4000  # after the audio that was dropped
+
+
+class LoudnessNet(ToneNet):
+    """A segmentation network that hears one speaker."""
+
+    def activity(self, windows):
+        loud = windows.unfold(1, 2 * self.first_frame + 1, self.frame_step).abs().amax(2) > 0.02
+        return torch.stack([loud, torch.zeros_like(loud), torch.zeros_like(loud)], 2).float()
+
+
+class LoudnessVoices:
+    """A speaker encoder whose vectors tell quiet speech from loud speech."""
+
+    dim = 2
+
+    def features(self, samples):
+        return F.pad(samples, (200, 200)).unfold(0, 400, 160).square().mean(1, keepdim=True)
+
+    def embed(self, frames):
+        return torch.tensor([[1.0, 0.0] if own.mean() > 1e-3 else [0.0, 1.0] for own in frames])
+
+
+def test_speakers_keep_their_labels_in_a_session(client, talk, monkeypatch):
+    networks = SpeakerNetworks(LoudnessNet(), LoudnessVoices())
+    monkeypatch.setattr(speakers, "load_speaker_networks", lambda folder: networks)
+    loud = np.frombuffer(talk[: 9 * RATE], "<i2")
+    quiet = (0.2 * loud).astype("<i2")
+    with client.realtime.connect(model="tiny-asr") as connection:
+        heard = []
+        for part, transcription in ((loud, {"speakers": True}), (quiet, None), (loud, {"speakers": True, "keywords": ["on"]})):
+            if transcription is not None:
+                connection.session.update(session=session(transcription=transcription))
+                (*_, updated) = until(connection, "session.updated")
+                told = updated.session.audio.input.transcription.to_dict()
+                assert told["speakers"] is True
+                assert "known_speaker_references" not in told
+            else:
+                connection.input_audio_buffer.clear()
+                until(connection, "input_audio_buffer.cleared")
+            append(connection, np.concatenate([part, np.zeros(2 * RATE, "<i2")]).tobytes())
+            heard.append(until(connection, COMPLETED))
+    for events, speaker in zip(heard, ("SPEAKER_00", "SPEAKER_01", "SPEAKER_00"), strict=True):
+        parts = [event for event in events if event.type == SEGMENT]
+        assert {part.speaker for part in parts} == {speaker}
+        assert " ".join(part.text for part in parts).split() == events[-1].transcript.split()
+        assert {part.item_id for part in parts} == {events[-1].item_id}
+        started = next(event for event in events if event.type == "input_audio_buffer.speech_started")
+        assert abs(1000 * parts[0].start - started.audio_start_ms) < 500
+        assert all(part.start <= part.end for part in parts)
+
+
+def test_speakers_without_networks_are_refused(client):
+    with client.realtime.connect(model="tiny-asr") as connection:
+        for transcription, detection, param, code in (
+            ({"speakers": True}, {"type": "server_vad"}, "speakers", "unsupported"),
+            ({"speakers": True}, None, "speakers", "invalid_input"),
+            ({"speakers": 0}, {"type": "server_vad"}, "speakers", "invalid_value"),
+            ({"known_speaker_names": ["a"]}, {"type": "server_vad"}, "speakers", "invalid_input"),
+            (
+                {"speakers": 1, "known_speaker_names": ["a"], "known_speaker_references": ["/etc/passwd"]},
+                {"type": "server_vad"},
+                "known_speaker_references",
+                "invalid_value",
+            ),
+        ):
+            connection.session.update(session=session(transcription=transcription, turn_detection=detection))
+            event = connection.recv()
+            while event.type != "error":
+                event = connection.recv()
+            assert (event.error.param, event.error.code) == (param, code)
+        connection.session.update(session=session(transcription={"speakers": False}))
+        until(connection, "session.updated")
 
 
 @pytest.mark.parametrize(
