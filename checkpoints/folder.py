@@ -14,10 +14,11 @@ from ..callers.errors import CheckpointError, short_repr
 from .files import read_file, read_json
 from .gguf.reader import Gguf
 from .gguf.tensors import open_model
+from .torch_file import SAVED_SUFFIX
 
 WEIGHTS_END = ".safetensors"
 INDEX_END = ".safetensors.index.json"
-SAVED_WEIGHTS = "*.pth"
+SAVED_WEIGHTS = f"*{SAVED_SUFFIX}"
 """Pattern of a file of `torch.save` with weights; `torch_file` reads it without unpickling."""
 _STEMS = ("model", "consolidated", "ema")  # file names in the Hub's layout, and in those of two publishers
 

@@ -85,14 +85,19 @@ def saved_tensors(file: Path, on_meta: bool = False) -> Iterator[tuple[str, Tens
         on_meta: yield tensors on the meta device; no tensor is read.
 
     Raises:
-        CheckpointError: as `read_saved`, for files larger than 4 GiB.
+        CheckpointError: as `read_saved`, for files larger than 4 GiB, and for a mapping that stands in several places.
     """
     with _typed_errors(file), open_regular(file) as opened:
         content = _read_archive(file, opened, False, _MAX_WEIGHT_BYTES, on_meta)
-    levels = [("", content)]
+    levels, seen = [("", content)], set[int]()
     while levels:
         prefix, level = levels.pop()
-        for name, value in level.items() if isinstance(level, dict) else ():
+        if not isinstance(level, dict):
+            continue
+        if id(level) in seen:  # it may contain itself, or others that repeat it without end
+            raise CheckpointError(f"{file} holds one mapping in several places; save it again")
+        seen.add(id(level))
+        for name, value in level.items():
             if isinstance(value, Tensor):
                 yield f"{prefix}{name}", value
             else:

@@ -74,9 +74,10 @@ class Voices:
         if voice.ndim not in (2, 3) or not len(voice) or voice.shape[1:].numel() != self.rule.style:
             reason = f"{what} has the shape {list(voice.shape)}; a voice of this model has [phonemes, 1, {self.rule.style}]"
             raise InputError(f"<<param>>: {reason}", code="invalid_value", param="voice")
-        if not voice.is_floating_point() or not voice.isfinite().all():
+        styles = voice.detach().reshape(len(voice), self.rule.style).float().cpu()
+        if not voice.is_floating_point() or not styles.isfinite().all():
             raise InputError(f"<<param>>: {what} must be finite floating-point numbers", code="invalid_value", param="voice")
-        return voice.detach().reshape(len(voice), self.rule.style).float().cpu()
+        return styles
 
 
 def find_voices(folder: Path, rule: PhonemeRule) -> Voices:

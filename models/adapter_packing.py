@@ -11,7 +11,8 @@ from torch import Tensor
 from ..callers.errors import CheckpointError
 from ..kernels.dispatch import backend
 from ..kernels.linear import LinearWeight, linear, pack, without_bias
-from ..kernels.low_rank import PANEL, LowRankWeights, pack_up, pad_outputs
+from ..kernels.linear.panels import pad_outputs
+from ..kernels.low_rank import PANEL, LowRankWeights, pack_up
 from .layers.basic import EmbeddingTable, Norm
 from .layers.linear import Linear, LmHead
 from .layers.row_adapter import EmbeddingChange, LayerChange, LowRankChange, NormChange, OutputGain, PackedPairs
@@ -148,7 +149,7 @@ def pack_layer(layer: AdaptedLayer, pairs: Sequence[ShardPair], replaced: Sequen
         packed = [(own, outputs, pack(up, None)) for own, outputs, up in ups]
         return PackedPairs(pack(torch.cat(downs).to(device), None) if downs else None, packed, tuple(gains.values()), shards)
     padded = {
-        number: (pad_outputs(gains[pair.weight].gain), pad_outputs(gains[pair.weight].shift))
+        number: (pad_outputs(gains[pair.weight].gain, PANEL), pad_outputs(gains[pair.weight].shift, PANEL))
         for number, pair in enumerate(pairs)
         if pair.weight in gains
     }

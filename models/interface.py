@@ -265,7 +265,7 @@ class SupportsSpeech(Protocol):
             Frames of each token, int64 `[tokens]`, and samples, float32 `[frames * samples per frame]`.
 
         Raises:
-            InputError: the speech would be too long.
+            InputError: the speech would be too long, or its durations are not finite.
         """
 
 

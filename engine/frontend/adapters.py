@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...callers.errors import CheckpointError, InputError, check_utf8, hint, short_repr, typed
+from ...callers.errors import CheckpointError, ErrorInfo, InputError, check_utf8, hint, short_repr, typed
 from ...checkpoints.files import read_json
 from ..lora_request import LoRARequest
 from ..types import LoadedAdapter
@@ -266,7 +266,7 @@ class RequestAdapters:
             try:
                 resident: _Resident = self._loop.call(_Load(folder)).result()
             except InputError as error:
-                if error.info.param != "max_loras" or not self._evict():
+                if not _lacks_room(error.info) or not self._evict():
                     raise
             else:
                 if resident.loaded.changes_embeddings:
@@ -302,6 +302,12 @@ def as_adapters(adapter: object, lora_request: object, num_prompts: int) -> Sequ
             f"{len(choice)} values of <<param>> for {num_prompts} prompts; give one, or one per prompt", param=param
         )
     return choice
+
+
+def _lacks_room(error: ErrorInfo) -> bool:
+    """Return whether an adapter could not be loaded because others are, not because it is too large for an empty store."""
+    size, limit = error.value, error.limit
+    return error.param == "max_loras" and isinstance(size, int) and isinstance(limit, int) and size <= limit
 
 
 def _info(name: str, entry: _NamedAdapter) -> AdapterInfo:

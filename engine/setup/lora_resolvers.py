@@ -26,7 +26,7 @@ def make_resolvers(config: EngineConfig) -> tuple[Resolver, ...]:
     """Return the resolvers of `lora_resolvers`, in order.
 
     Raises:
-        ConfigError: a folder does not exist, or no installed package has a resolver of this name.
+        ConfigError: a folder does not exist, no installed package has a resolver of this name, or it cannot be imported.
     """
     return tuple(_resolver(source, config) for source in config.lora_resolvers)
 
@@ -51,7 +51,12 @@ def _resolver(source: str, config: EngineConfig) -> Resolver:
     if source not in plugins:
         reason = f"<<param=>>{short_repr(source)} is neither a path, nor {_HUB}PATTERN, nor a resolver of an installed package"
         raise ConfigError(f"{reason} (entry point group {GROUP})", param="lora_resolvers")
-    return partial(_by_function, plugins[source].load(), config.model)
+    try:
+        function = plugins[source].load()
+    except Exception as error:
+        reason = f"<<param=>>{short_repr(source)} cannot be imported from {plugins[source].value} ({error_reason(error)})"
+        raise ConfigError(f"{reason}; install its package again", param="lora_resolvers") from error
+    return partial(_by_function, function, config.model)
 
 
 def _in_folder(root: Path, name: str) -> Path | None:

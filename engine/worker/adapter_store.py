@@ -79,12 +79,14 @@ class AdapterStore:
 
     def _load(self, layers: AdaptedLayers, folder: Path) -> LoadedAdapter:
         raw, weights = _read_config(folder), folder / ADAPTER_WEIGHTS
-        planned, _ = _read(layers, raw, file_headers(weights))
+        planned, tensors = _read(layers, raw, file_headers(weights))
         rank = max((len(pair.down) for pair in planned), default=0)
         if rank > self.max_rank:
             raise ConfigError(
                 f"the adapter {folder} has rank {rank}, above <<param=>>{self.max_rank}; raise it", param="max_lora_rank"
             )
+        # before tensors are read; of those that may be the model's own, none counts
+        self._check_room(layers.num_bytes(planned, [part for part in tensors if not part.is_base]), self.capacity)
         pairs, replaced = _read(layers, raw, {name: tensor.clone() for name, tensor in read_file(weights)})
         replaced = layers.without_own(replaced)
         identity, size = f"lora:{content_digest(pairs, replaced)}", layers.num_bytes(pairs, replaced)
@@ -93,18 +95,23 @@ class AdapterStore:
         encoder_identity = content_digest(encoder_pairs, encoder_replaced) if encoder_pairs or encoder_replaced else ""
         numbers = [*(pair.number for pair in pairs), *(part.number for part in replaced)]
         if identity not in self._adapters:
-            if self.num_bytes + size > self.capacity:
-                raise InputError(
-                    f"the adapter takes {size:,} bytes, and those in use leave {self.capacity - self.num_bytes:,} of "
-                    f"{self.capacity:,}; unload another one, or raise <<param>>",
-                    code="over_limit",
-                    param="max_loras",
-                    limit=self.capacity,
-                )
+            self._check_room(size, self.capacity - self.num_bytes)
             packed, parts = layers.pack(pairs, replaced), layers.parts_of(numbers)
             self._adapters[identity] = _StoredAdapter(packed, size, encoder_identity, parts, layers.parts_of(packed.changes))
         embeddings = any(map(layers.is_embedding, numbers))
         return LoadedAdapter(identity, size, rank, encoder_identity, embeddings)
+
+    def _check_room(self, size: int, room: int) -> None:
+        """Raise InputError if an adapter of so many bytes does not fit into this room. `value` above `limit`: it never does."""
+        if size > room:
+            advice = "unload another one, or raise <<param>>" if size <= self.capacity else "raise <<param>>"
+            raise InputError(
+                f"the adapter takes {size:,} bytes, and {room:,} of {self.capacity:,} are free; {advice}",
+                code="over_limit",
+                param="max_loras",
+                limit=self.capacity,
+                value=size,
+            )
 
     def unload(self, identity: str) -> None:
         self._adapters.pop(identity, None)

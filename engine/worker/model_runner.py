@@ -404,17 +404,15 @@ class ModelRunner:
 
     def _speak(self, sequences: Sequence[SequenceState]) -> dict[str, TokenOutput]:
         """Speak prompts one by one. One that fails fails alone."""
-
-        def attempt(part: Sequence[SequenceState]) -> list[Tensor | Exception]:
-            return [spoken_prompt(sequence, self.model, self.device) for sequence in part]
-
         results = dict[str, TokenOutput]()
-        for sequence, speech in zip(sequences, isolate_failures(sequences, attempt), strict=True):
+        for sequence in sequences:
             name = sequence.request_id
-            if isinstance(speech, InputError):
-                results[name] = TokenOutput(name, (), error=speech.info)
-            else:
-                results[name] = pooled_output(name, speech)
+            try:
+                results[name] = pooled_output(name, spoken_prompt(sequence, self.model, self.device))
+            except InputError as error:
+                results[name] = TokenOutput(name, (), error=error.info)
+            except Exception as error:
+                results[name] = pooled_output(name, error)
         return results
 
     def _find_candidates(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:

@@ -161,7 +161,7 @@ def kept_rows(sequence: SequenceState, last: Tensor, model: Model) -> Tensor:
 
 
 def spoken_prompt(sequence: SequenceState, model: Model, device: torch.device) -> Tensor:
-    """Return the result of `SpokenPrompt` on the CPU. Raise InputError if the speech would be too long."""
+    """Return the result of `SpokenPrompt` on the CPU. Errors: see `SupportsSpeech`."""
     pooling, hidden = sequence.message.pooling, sequence.kept_rows
     assert isinstance(pooling, SpokenPrompt)
     assert hidden is not None

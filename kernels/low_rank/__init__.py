@@ -19,7 +19,8 @@ class LowRankWeights:
     Args:
         down: `[ranks of all shards, inputs]`.
         ups: per shard: its rows of `down`, its outputs, and `pack_up` of its other matrix, with the scale multiplied in.
-        gains: number of a shard -> `pad_outputs` of gain and shift, by which the layer's own outputs are changed first (DoRA).
+        gains: number of a shard -> gain and shift by which the layer's own outputs are changed first (DoRA), each padded to
+            whole panels.
     """
 
     down: Tensor
@@ -31,8 +32,3 @@ def pack_up(up: Tensor) -> Tensor:
     """Return `up [outputs, rank]` in panels: `[outputs / PANEL, rank, PANEL]`, padded with zeros."""
     padded = F.pad(up, (0, 0, 0, -len(up) % PANEL))
     return padded.view(-1, PANEL, up.shape[1]).transpose(1, 2).contiguous()
-
-
-def pad_outputs(values: Tensor) -> Tensor:
-    """Return `values [outputs]` padded with zeros to whole panels."""
-    return F.pad(values, (0, -len(values) % PANEL))

@@ -71,7 +71,11 @@ class StepTable:
         self._keep = groups
 
     def add_(self, out: Tensor, x: Tensor, number: int) -> None:
-        """Add the adapters to `out [rows, outputs]` of layer `number` in place, from `x [rows, inputs]` of the same dtype."""
+        """Add the adapters to `out [rows, outputs]` of layer `number` in place, from `x [rows, inputs]` of the same dtype.
+
+        The numbers of a row of `out` are adjacent in memory.
+        """
         assert x.dtype == out.dtype
-        assert x.stride(1) == out.stride(1) == 1
+        assert out.stride(1) == 1
+        x = x if x.stride(1) == 1 else x.contiguous()
         call("low_rank", x.dtype, x, x.stride(0), out, out.stride(0), *x.shape, number, self._table)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from sensorium.callers.errors import CheckpointError, ConfigError
-from sensorium.checkpoints.torch_file import SavedObject, read_saved
+from sensorium.checkpoints.torch_file import SavedObject, read_saved, saved_tensors
 from sensorium.engine.speaker_networks import load_speaker_networks
 from sensorium.models.audio.pyannet import pyannet, speaker_sets
 from speaker_files import save_networks
@@ -121,6 +121,20 @@ def test_tensors_that_repeat_few_bytes_have_a_limit(tmp_path: Path, old: bool) -
         with pytest.raises(CheckpointError):
             read_saved(tmp_path / name)
     assert [tensor.shape for tensor in read_saved(tmp_path / "small").values()] == [(1 << 20,)] * 3
+
+
+def test_mappings_that_contain_themselves_or_repeat_others_are_refused(tmp_path: Path) -> None:
+    loop, twice = dict[str, object](), dict[str, object]({"weight": torch.ones(2)})
+    loop["again"] = {"loop": loop}
+    for _ in range(40):
+        twice = {"a": twice, "b": twice}
+    for number, content in enumerate((loop, twice)):
+        torch.save(content, tmp_path / f"{number}.pth")
+        for on_meta in (True, False):
+            with pytest.raises(CheckpointError):
+                list(saved_tensors(tmp_path / f"{number}.pth", on_meta))
+    torch.save({"a": {"b": torch.ones(2)}, "c": {"b": torch.ones(3)}}, tmp_path / "good.pth")
+    assert {name: len(tensor) for name, tensor in saved_tensors(tmp_path / "good.pth")} == {"a.b": 2, "c.b": 3}
 
 
 def test_keys_that_take_without_end_to_hash_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 from sensorium.kernels import native
-from sensorium.kernels.low_rank import LowRankWeights, pack_up, pad_outputs
+from sensorium.kernels.linear.panels import pad_outputs
+from sensorium.kernels.low_rank import PANEL, LowRankWeights, pack_up
 from sensorium.kernels.low_rank.native import AdapterTable, StepTable
 from torch import Tensor
 
@@ -23,7 +24,9 @@ def weights(
     for rank, outputs in shards:
         up = torch.randn(outputs, rank, generator=made).to(dtype)
         ups.append((slice(at, at := at + rank), slice(out, out := out + outputs), pack_up(up)))
-    gains = {0: tuple(pad_outputs(torch.rand(shards[0][1], generator=made).to(dtype)) for _ in range(2))} if gained else {}
+    gains = (
+        {0: tuple(pad_outputs(torch.rand(shards[0][1], generator=made).to(dtype), PANEL) for _ in range(2))} if gained else {}
+    )
     return LowRankWeights((torch.randn(at, inputs, generator=made) / inputs**0.5).to(dtype), ups, gains)
 
 
@@ -106,6 +109,11 @@ def test_strided_rows(level: object) -> None:
     some = weights(1, 64, [(4, 100)], torch.float32)
     got = run(wide_out[:, 50:170], wide_x[:, 10:74], [(None, some)])
     assert torch.equal(got, run(wide_out[:, 50:170].contiguous(), wide_x[:, 10:74].contiguous(), [(None, some)]))
+
+
+def test_inputs_may_be_columns(level: object) -> None:
+    x, out, some = torch.randn(64, 6), torch.randn(6, 100), weights(1, 64, [(4, 100)], torch.float32)
+    assert torch.equal(run(out, x.T, [(None, some)]), run(out, x.T.contiguous(), [(None, some)]))
 
 
 def test_a_table_grows_with_the_adapters_of_a_step(level: object) -> None:

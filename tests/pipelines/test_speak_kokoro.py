@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes.util
 import json
+from types import SimpleNamespace
 
 import kokoro_files
 import pytest
@@ -12,6 +13,7 @@ import torch
 from kokoro_files import CONFIG, random_voice
 from sensorium import LLM, AsyncLLM, CheckpointError, ConfigError, InputError, PoolingParams, SamplingParams
 from sensorium.engine.voices import Voices
+from sensorium.engine.worker import model_runner
 from sensorium.mm.speech import PhonemeRule
 from sensorium.pipelines.speech.phonemes import divide, words_of_phonemes, words_of_text
 
@@ -115,7 +117,13 @@ def test_voices(llm, saved, tmp_path):
     first = spoken(llm, phonemes=PHONEMES, seed=1).samples
     assert first.equal(spoken(llm, phonemes=PHONEMES, voice="af_ada", seed=1).samples)
     assert Voices({}, RULE).style(torch.ones(3, 256), 9) == (1.0,) * 256  # more phonemes than the voice has styles for
-    for wrong in ("af_eva", torch.zeros(3, 5), torch.full((2, 1, 256), torch.nan), ",".join(["af_ada"] * 9)):
+    for wrong in (
+        "af_eva",
+        torch.zeros(3, 5),
+        torch.full((2, 1, 256), torch.nan),
+        torch.full((2, 1, 256), 1e300, dtype=torch.float64),
+        ",".join(["af_ada"] * 9),
+    ):
         with pytest.raises(InputError) as caught:
             llm.speak(phonemes=PHONEMES, voice=wrong)
         assert caught.value.info.param == "voice"
@@ -155,6 +163,23 @@ def test_texts_that_cannot_be_spoken(llm):
     with pytest.raises(InputError) as caught:
         list(llm.stream_speak(["a.", "b."], phonemizer=letters))
     assert caught.value.info.param == "texts"
+
+
+def test_prompts_that_cannot_be_spoken_do_not_repeat_others(llm, monkeypatch):
+    """Each of a step is spoken once, and fails alone."""
+    calls, errors = [], {"b": InputError("it is long", code="over_limit"), "d": RuntimeError("it broke")}
+
+    def speak(sequence, model, device):
+        calls.append(sequence.request_id)
+        if sequence.request_id in errors:
+            raise errors[sequence.request_id]
+        return torch.ones(3)
+
+    monkeypatch.setattr(model_runner, "spoken_prompt", speak)
+    results = llm.engine.loop.core.executor.runner._speak([SimpleNamespace(request_id=name) for name in "abcd"])
+    assert calls == list("abcd")
+    codes = {name: None if result.error is None else result.error.code for name, result in results.items()}
+    assert codes == {"a": None, "b": "over_limit", "c": None, "d": "internal"}
 
 
 def test_long_texts_are_cut(llm):

@@ -88,7 +88,10 @@ class Kokoro(TakesNoItems, EncoderOnlyModel):
         """See `models.interface.SupportsSpeech`. `style`: for the sound, then for the prosody."""
         sound, prosody = style[None].split((self.sizes.style, self.sizes.style), 1)
         encoded = self.predictor.text_encoder(self.bert_encoder(hidden.float()), prosody)
-        frames = (self.predictor.durations(encoded) / speed).round().clamp(min=1).long()
+        durations = self.predictor.durations(encoded) / speed
+        if not durations.isfinite().all():
+            raise InputError("the durations of phonemes are not finite; give another voice", code="not_finite")
+        frames = durations.round().clamp(min=1).long()
         count = int(frames.sum())
         if count > _SPEAKABLE_FRAMES:
             reason = f"a sentence takes {count} frames of {self.sizes.samples_per_frame} samples, at most {_SPEAKABLE_FRAMES}"

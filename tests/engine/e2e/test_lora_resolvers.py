@@ -81,6 +81,13 @@ def test_a_folder_the_hub_and_a_function(base: Path, root: Path, monkeypatch: py
         assert answers(llm, "sql") == found[:1]
 
 
+def test_a_function_that_cannot_be_imported(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora_resolvers, "entry_points", lambda group: [EntryPoint("store", "nowhere:function", group)])
+    with pytest.raises(ConfigError) as caught:
+        make_llm(ROWS["qwen2_vl"], base, enable_lora=True, lora_resolvers=["store"])
+    assert caught.value.info.param == "lora_resolvers"
+
+
 def test_defaults_of_modalities(base: Path, root: Path) -> None:
     """Prompts with an image that name no adapter get it; others do not."""
     image, text = ask(ROWS["qwen2_vl"], "i", 0).ours, PROMPT

@@ -24,6 +24,7 @@ from parity import ROWS, LoadedModels, greedy, make_llm
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, AsyncLLM, LoRARequest, SamplingParams
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
+from sensorium.engine.worker import adapter_store
 from sensorium.kernels.low_rank.native import StepTable
 from sensorium.models.request_adapters import AdaptedLayers
 from waiting import wait_until
@@ -290,6 +291,22 @@ def test_adapters_make_room_for_others(base: Path, folders: list[Path]) -> None:
         llm.pin_adapter("a", False)
         (again,) = llm.generate(prompt, greedy(8), use_tqdm=False, adapter="c")
         assert tokens([again]) == tokens(asked[1:])
+
+
+def test_an_adapter_that_never_fits_unloads_no_other(base: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused by its header."""
+    with make_llm(ROWS["qwen2_vl"], base, enable_lora=True) as llm:
+        sizes = {folder: llm.load_adapter(folder.name, folder).num_bytes for folder in folders[:3]}
+        small, large = min(folders[:3], key=sizes.__getitem__), max(folders[:3], key=sizes.__getitem__)
+        for name in {info.name for info in llm.list_adapters()} - {small.name}:
+            llm.unload_adapter(name)
+        store(llm).capacity = sizes[large] - 1
+        monkeypatch.setattr(adapter_store, "read_file", None)
+        with pytest.raises(InputError) as caught:
+            llm.load_adapter("large", large)
+        info = caught.value.info
+        assert (info.code, info.param, info.limit, info.value) == ("over_limit", "max_loras", sizes[large] - 1, sizes[large])
+        assert {info.name: info.loaded for info in llm.list_adapters()} == {small.name: True}
 
 
 @pytest.mark.parametrize("options", [{}, {"engine_process": True}], ids=["sleep", "restart"])

@@ -105,6 +105,9 @@ def test_speed_and_noise(model, hidden, style):
         spoken(model, hidden, style, speed=1e-3)
     assert caught.value.info.code == "over_limit"
     assert caught.value.info.limit == 3600
+    with pytest.raises(InputError) as caught:
+        spoken(model, hidden, style * torch.finfo().max)
+    assert caught.value.info.code == "not_finite"
 
 
 def test_memory_is_planned(model, hidden, style):
