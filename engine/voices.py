@@ -1,4 +1,4 @@
-"""The voices of a model that speaks: files `voices/<name>.pt` beside its weights, with a style for each number of phonemes."""
+"""Voices of text-to-speech models: files `voices/<name>.pt` beside the weights, with a style vector per number of phonemes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..mm.speech import PhonemeRule
 _FOLDER, _SUFFIX = "voices", ".pt"
 _MAX_BLENDED = 8
 Voice = str | os.PathLike[str] | Tensor
-"""A name, several joined by commas (their mean), the path of a file of a voice, or a tensor `[phonemes, 1, style]`."""
+"""A name, several names joined by commas (their mean), a Path of a voice file, or a tensor `[phonemes, 1, style]`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Voices:
         return tuple(self.files)
 
     def find(self, voice: Voice | None) -> Tensor:
-        """Return the styles of a voice, float32 `[phonemes, style]`. None: the first one.
+        """Return the styles of a voice, float32 `[phonemes, style]`. None: the first voice.
 
         Raises:
             InputError: an unknown name, or a tensor of another shape.
@@ -59,7 +59,7 @@ class Voices:
         return torch.stack([self._named(name) for name in names]).mean(0)
 
     def style(self, voice: Tensor, phonemes: int) -> tuple[float, ...]:
-        """Return the style with which so many phonemes are spoken. `voice`: what `find` returned."""
+        """Return the style for a sentence of this many phonemes. `voice`: the styles that `find` returned."""
         return tuple(voice[min(phonemes, len(voice)) - 1].tolist())
 
     def _named(self, name: str) -> Tensor:

@@ -38,14 +38,15 @@ class SpeakTextOptions:
     """Options of `speak` and `stream_speak` for models that turn texts into speech.
 
     Args:
-        voice: name of a voice, several joined by commas (their mean), the path of a file of a voice, or a tensor
-            `[phonemes, 1, style]`. None: the checkpoint's first one.
+        voice: name of a voice, several names joined by commas (the mean of these voices), a Path of a voice file, or a tensor
+            `[phonemes, 1, style]`. None: the checkpoint's first voice.
         speed: from 0.25 to 4; 2 halves the durations.
         phonemes: one string of phonemes or a list of them, in place of texts.
-        language: of the texts, as espeak-ng names it ("en-us", "fr-fr"). None: that of the voice, by the first letter of its
-            name (a: American English, b: British English, e: Spanish, f: French, h: Hindi, i: Italian, p: Portuguese).
-        phonemizer: function from words without marks to their phonemes, words separated by spaces, in place of espeak-ng.
-        seed: of the noise in the sound. None: the engine's.
+        language: of the texts, as espeak-ng names it ("en-us", "fr-fr"). None: the language of the voice, by the first letter of
+            its name (a: American English, b: British English, e: Spanish, f: French, h: Hindi, i: Italian, p: Portuguese).
+        phonemizer: function that is used in place of espeak-ng. It gets words without punctuation and returns their phonemes,
+            words separated by spaces.
+        seed: of the noise in the audio. None: the engine's seed.
     """
 
     voice: Voice | None = None
@@ -58,7 +59,7 @@ class SpeakTextOptions:
 
 @dataclass(frozen=True)
 class _Sentences:
-    """A text to speak. `words`: makes its words and marks. `voice`: styles `[phonemes, style]`."""
+    """A text to speak. `words`: returns its words and punctuation. `voice`: styles `[phonemes, style]`."""
 
     engine: Engine
     voices: Voices
@@ -68,7 +69,7 @@ class _Sentences:
     seed: int
 
     def parts(self) -> list[tuple[PhonemeWord, ...]]:
-        """Return the parts that are spoken at once. Raise InputError for an empty text."""
+        """Return the parts of the text, each spoken by one request. Raise InputError for an empty text."""
         limit = max(1, int(self.voices.rule.max_phonemes * min(1.0, self.speed)))
         words = self.words()
         parts = list(divide(words, limit)) if any(map(str.isalpha, "".join(word.phonemes for word in words))) else []
