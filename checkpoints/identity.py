@@ -1,4 +1,4 @@
-"""What tells one checkpoint from another: a hash that is the same for copies of it on other machines."""
+"""A hash that identifies the content of a checkpoint: copies on other machines have the same one."""
 
 from __future__ import annotations
 

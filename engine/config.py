@@ -172,7 +172,7 @@ class EngineConfig:
         enable_lora: requests may choose adapters (docs/adapters.md).
         max_loras: adapters of the largest rank for which memory is planned. Smaller ones take less, so that more of them fit.
         max_lora_rank: largest rank of an adapter of requests.
-        lora_resolvers: where adapters are looked for whose names are not loaded, in order: a folder of adapters, "hub:PATTERN"
+        lora_resolvers: where to look for adapters whose names are not loaded, in order: a folder of adapters, "hub:PATTERN"
             for names on the Hub that match (as in "hub:my-org/*"), or a function of the entry point group
             sensorium.lora_resolvers.
         default_mm_loras: by modality, the folder of the adapter of prompts with such items that name no adapter.

@@ -42,8 +42,8 @@ class SpeakTextOptions:
             `[phonemes, 1, style]`. None: the checkpoint's first voice.
         speed: from 0.25 to 4; 2 halves the durations.
         phonemes: one string of phonemes or a list of them, in place of texts.
-        language: of the texts, as espeak-ng names it ("en-us", "fr-fr"). None: the language of the voice, by the first letter of
-            its name (a: American English, b: British English, e: Spanish, f: French, h: Hindi, i: Italian, p: Portuguese).
+        language: of the texts, as espeak-ng names it ("en-us", "fr-fr"). None: the voice's language, by the first letter of its
+            name (a: American English, b: British English, e: Spanish, f: French, h: Hindi, i: Italian, p: Portuguese).
         phonemizer: function that is used in place of espeak-ng. It gets words without punctuation and returns their phonemes,
             words separated by spaces.
         seed: of the noise in the audio. None: the engine's seed.

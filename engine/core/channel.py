@@ -32,7 +32,7 @@ class Channel:
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))  # for descriptors: sending one must not need another
-        self._open = threading.Lock()  # taken by the thread that closes it, and never released
+        self._closing = threading.Lock()  # acquired by the thread that closes this end, and never released
 
     def send(self, data: bytes, descriptor: int | None) -> None:
         """Send a message that `pack` returned. Raise OSError if the other side is gone."""
@@ -59,8 +59,8 @@ class Channel:
         return decode(memoryview(data)[_HEAD.size :], memory)
 
     def close(self) -> None:
-        """Close this end, in any thread. It is closed once: the descriptor's number may have another owner by then."""
-        if self._open.acquire(blocking=False):
+        """Close this end, in any thread. Only the first call does: its descriptor's number may be reused later."""
+        if self._closing.acquire(blocking=False):
             self._connection.close()
             self._socket.close()
 
@@ -73,7 +73,7 @@ class Activity:
         self.fileno = os.memfd_create("activity") if fileno is None else fileno
         os.ftruncate(self.fileno, _PAGE)
         self._page = mmap.mmap(self.fileno, _PAGE)
-        self._open = threading.Lock()  # as in `Channel`
+        self._closing = threading.Lock()  # as in `Channel`
 
     def write(self, keys: Iterable[str]) -> None:
         """Replace the keys. Those that do not fit are left out."""
@@ -87,7 +87,7 @@ class Activity:
         return bytes(self._page[_HEAD.size :][:size]).decode(errors="replace").split()
 
     def close(self) -> None:
-        if self._open.acquire(blocking=False):
+        if self._closing.acquire(blocking=False):
             self._page.close()
             os.close(self.fileno)
 
@@ -114,7 +114,7 @@ def duplicate(packed: Packed) -> Packed:
 
 
 def discard(packed: Packed) -> None:
-    """Free a message that is not sent."""
+    """Free a message that will not be sent."""
     if packed[1] is not None:
         os.close(packed[1])
 

@@ -1,4 +1,4 @@
-"""The updates of weights that a core's process has taken, for the process that replaces it."""
+"""Keeps the weight updates of a core's process, so that a process that replaces it gets the same weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .channel import Packed, discard, duplicate
 
 
 class _Update:
-    """An update's message. Its descriptor is closed with this object, in whichever thread drops it last."""
+    """The message of an update. Its descriptor is closed when the last reference to this object is dropped, in any thread."""
 
     def __init__(self, names: Set[str], message: Packed) -> None:
         self.names, self.message = names, message
@@ -18,7 +18,7 @@ class _Update:
 
 
 class StagedWeights:
-    """Messages whose tensors lie in shared memory, which the core's process reads, too: they take no further memory."""
+    """Messages of updates. Their tensors are in shared memory that the core's process reads, so they cost no further memory."""
 
     def __init__(self) -> None:
         self._updates: list[_Update] = []
@@ -27,7 +27,7 @@ class StagedWeights:
         return bool(self._updates)
 
     def add(self, names: Set[str], message: Packed) -> None:
-        """Keep the message of an update, and forget those of which later ones have all names."""
+        """Keep the message of an update, and drop messages all of whose names are in later ones."""
         later, kept = set[str](), list[_Update]()
         for update in reversed([*self._updates, _Update(names, message)]):
             if not update.names <= later:

@@ -196,7 +196,7 @@ class RequestAdapters:
 
     @property
     def resolves_names(self) -> bool:
-        """True if names that are not loaded are looked for."""
+        """True if there are resolvers for names that are not loaded."""
         return bool(self._resolvers)
 
     @property
@@ -205,14 +205,14 @@ class RequestAdapters:
         return self._default if self._default_folders else None
 
     def _default(self, modalities: Collection[str]) -> AdapterLease | None:
-        """Return the lease of the only default among these modalities; of several, none is chosen, as in vLLM."""
+        """Return the lease of the default adapter of these modalities; None if several have one, as in vLLM."""
         chosen = [name for name in self._default_folders if name in modalities]
         if len(chosen) != 1:
             return None
         return self.lease(LoRARequest(f"default:{chosen[0]}", 0, self._default_folders[chosen[0]]))
 
     def _resolve_for(self, lease: AdapterLease, *, name: str) -> None:
-        """Look for an adapter by its name, and read it under this name.
+        """Ask the resolvers for an adapter, and load it under its name.
 
         Raises:
             InputError: no resolver has it.

@@ -82,7 +82,7 @@ def is_token_ids(prompt: object) -> bool:
 
 
 def check_ordered(values: object, param: str) -> None:
-    """Raise InputError for a set, whose results nobody could assign."""
+    """Raise InputError for a set: it has no order, so results could not be assigned to its elements."""
     if isinstance(values, set | frozenset):
         raise InputError(
             f"<<param>> must not be a {type(values).__name__}, which has no order; give a list",

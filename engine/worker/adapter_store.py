@@ -33,7 +33,7 @@ class _StoredAdapter:
     Args:
         encoder_identity: as in LoadedAdapter.
         parts: those that it changes.
-        called: those of which it changes a layer by more than products of the C++ kernel, which are recorded.
+        called: parts in which it changes a layer by more than products of the C++ kernel; their steps are not recorded.
     """
 
     packed: PackedAdapter

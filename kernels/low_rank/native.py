@@ -51,7 +51,7 @@ class StepTable:
 
     @property
     def address(self) -> int:
-        """It changes when a step has more adapters than any before."""
+        """Address of the table. It changes when a step has more adapters than any step before."""
         return self._table.data_ptr()
 
     @property

@@ -185,7 +185,7 @@ def _mp3_links(data: _File, steps: Steps) -> Iterator[int]:
 
 
 def _mp3_has_holes(data: _File, starts: Sequence[int], steps: Steps) -> bool:
-    """Return whether a link that begins with a header has something else than frames between its frames."""
+    """Return whether a link that begins with a header has other data between its frames."""
     for start, stop in zip(starts, (*starts[1:], _size(data)), strict=True):
         xing = read_xing(data, start)
         if xing is None:
@@ -220,7 +220,7 @@ def _end_by_header(data: _File, start: int, size: int, steps: Steps) -> int | No
         end = xing.frame + xing.bytes
     else:
         frames = read_frames(data, xing.frame, steps.add)
-        _, end = next(islice(frames, xing.frames or 0, None), (0, size))  # one frame more, because the header is one
+        _, end = next(islice(frames, xing.frames or 0, None), (0, size))  # one frame more, because the header is a frame, too
     if _part(data, end, 3) == b"TAG":
         end += 128
     return end if end < size else None

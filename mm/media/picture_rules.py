@@ -11,30 +11,30 @@ from numpy.typing import NDArray
 from .page_rules import Rule
 
 MAX_RULES = 2000
-"""Lines of a picture. One with more is a drawing, and none of its lines count."""
-_MAX_SIDE = 2600  # pixels that are looked at; a larger picture is scaled
-_AROUND = 3.0  # line heights of the side of the square that a pixel is compared with
-_CONTRAST = 32  # difference in brightness, of 255, between a line and what surrounds it
-_LEAST_HEIGHTS = 8  # line heights of the picture's longer side, at least: the time grows with lengths that are looked for
-_GAP = 0.08  # line heights of a gap in a line, at most
-_ACROSS, _DOWN = 2.0, 1.2  # line heights of a horizontal and a vertical line, at least
-_THICKNESS = 0.35  # line heights, at most
-_EDGE = 0.2  # share of the height of a line's box at its upper and lower edge, where a rule may stand
-_STROKE = 1.4  # heights of a line's box of the longest vertical stroke of a letter
-_COVERED = 0.6  # share of a stroke that is in boxes of text
+"""Maximum number of lines in a picture. A picture with more lines is a drawing, and its lines are ignored."""
+_MAX_SIDE = 2600  # pixels; a larger picture is scaled down
+_AROUND = 3.0  # side of the square with which a pixel is compared, in line heights
+_CONTRAST = 32  # least difference in brightness between a line and its surroundings, of 255
+_LEAST_HEIGHTS = 8  # line heights in the picture's longer side, at least; this bounds the time
+_GAP = 0.08  # maximum gap in a line, in line heights
+_ACROSS, _DOWN = 2.0, 1.2  # minimum lengths of horizontal and vertical lines, in line heights
+_THICKNESS = 0.35  # maximum thickness of a line, in line heights
+_EDGE = 0.2  # share of a text box's height at its upper and lower edge in which a rule may be
+_STROKE = 1.4  # longest vertical stroke of a letter, in heights of its text box
+_COVERED = 0.6  # minimum share of a letter's stroke that is inside of text boxes
 
 _Boxes = NDArray[np.float64]
 
 
 def picture_rules(grey: NDArray[np.uint8], line_height: float, lines: Sequence[Rule] = ()) -> tuple[Rule, ...]:
-    """Return the lines of a picture in pixels, without their thickness.
+    """Return the horizontal and vertical lines of a picture, as boxes in pixels without their thickness.
 
-    The time grows with the pixels, at most those of a square of 2,600 pixels, whatever they show.
+    The time depends on the number of pixels (at most 2,600 x 2,600), not on what they show.
 
     Args:
         grey: `[height, width]`; its lines are horizontal and vertical to within their thickness.
-        line_height: of the page's text in pixels; lengths are compared with it.
-        lines: boxes of lines of text. Strokes of their letters, such as a large T's, are no lines.
+        line_height: height of the page's lines of text in pixels, the unit of the limits above.
+        lines: boxes of lines of text. Strokes of their letters, such as those of a large T, are left out.
     """
     import cv2
 
@@ -56,7 +56,7 @@ def picture_rules(grey: NDArray[np.uint8], line_height: float, lines: Sequence[R
 
 
 def _dark(grey: NDArray[np.uint8], height: float) -> NDArray[np.uint8]:
-    """Return which pixels are darker than what surrounds them, as 0 and 255."""
+    """Return which pixels are darker than their surroundings, as 0 and 255."""
     import cv2
 
     side = max(round(_AROUND * height), 3)
@@ -80,7 +80,7 @@ def _segments(mask: NDArray[np.uint8], height: float, length: float) -> _Boxes:
     _, _, stats, _ = cv2.connectedComponentsWithStats(runs, connectivity=8)
     found: NDArray[Any] = stats[1:]
     left, top, wide, tall, area = (found[:, i].astype(np.float64) for i in range(5))
-    thickness = area / np.maximum(wide, 1) - 2  # of which the dilation has added two
+    thickness = area / np.maximum(wide, 1) - 2  # the dilation has added two pixels
     keep = (thickness <= max(_THICKNESS * height, 3)) & (tall <= np.maximum(0.03 * wide, max(2 * _THICKNESS * height, 5)))
     boxes = np.stack([left, top, left + wide, top + tall], axis=1)
     chosen: _Boxes = boxes[keep & (wide >= least)]

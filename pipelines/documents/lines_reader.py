@@ -29,10 +29,10 @@ from .ways import ReaderKind
 
 _Picture = NDArray[np.uint8]
 PACKAGES = ("rapidocr", "onnxruntime")
-_MIN_CONFIDENCE = 0.5  # mean of a page's lines below which its text is doubted
-_TALL = 1.5  # widths of a line's height from which RapidOCR turns it by a quarter before it is read
-_WIDTH = 0.8  # line heights of a character's width, at most
-_SQUEEZED = 4.0  # heights of a line's width from which the classifier of turned lines sees it too narrow
+_MIN_CONFIDENCE = 0.5  # mean confidence of a page's lines; below it, the page is doubted
+_TALL = 1.5  # ratio of height to width; RapidOCR turns taller lines by a quarter before it reads them
+_WIDTH = 0.8  # maximum width of a character, in line heights
+_SQUEEZED = 4.0  # ratio of width to height; wider lines are squeezed too much for the classifier of turned lines
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ReadLine:
 
 @dataclass(frozen=True)
 class PageTurns:
-    """How a page's lines stand in its picture: from bottom to top or from top to bottom, and on their heads."""
+    """The direction of a page's lines in its picture: from bottom to top or from top to bottom, and upside down."""
 
     is_sideways: bool = False
     is_upside_down: bool = False
@@ -101,7 +101,7 @@ class LinesReader:
         return [np.rot90(picture) if 1 / _TALL < shape < _TALL else picture for picture, shape in pairs]
 
     def _turned(self, engine: Any, pictures: list[_Picture]) -> tuple[list[_Picture], Any]:
-        """Turn the pictures of a page's lines if most of them stand on their heads, in place of RapidOCR's `cls_and_rotate`.
+        """Turn the pictures of a page's lines if most of them are upside down, in place of RapidOCR's `cls_and_rotate`.
 
         It turns each line by itself, and is often wrong about long ones, because the classifier sees them squeezed.
         """
@@ -157,7 +157,7 @@ def _text_quad(corners: Sequence[Point], turns: PageTurns) -> Quad:
 
 
 def _shape(corners: Any) -> float:
-    """Return the height of a line in its widths, on the page."""
+    """Return the ratio of a line's height to its width on the page."""
     a, b, c, d = corners
     return max(math.dist(a, d), math.dist(b, c)) / max(math.dist(a, b), math.dist(c, d), 1e-6)
 

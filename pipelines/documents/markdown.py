@@ -203,7 +203,7 @@ class _Splitter:
         return end
 
     def _broken_pipe_table(self, at: int) -> int | None:
-        """Read a table that lacks its line of dashes, or begins with it: at least two rows with as many cells."""
+        """Read a table whose separator line is missing or first: at least two rows with the same number of cells."""
         is_headless = _DASHES.match(self.lines[at].strip()) is not None
         rows, end = list[str](), at + is_headless
         while end < len(self.lines) and _ROW.match(row := self.lines[end].strip()):

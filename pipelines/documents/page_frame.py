@@ -1,4 +1,4 @@
-"""A page's picture made level: scans stand askew or turned, and tables are found where rows are horizontal."""
+"""Straightens the picture of a scanned page that is askew or turned, so that the rows of tables are horizontal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .blocks import Block, union
 
 LINE_HEIGHT = 12.0
 """Units of the page's median line: nearly points of a printed text, in which distances of rules are compared."""
-_MAX_SKEW = 10.0  # degrees; lines that stand more askew say nothing about the page
+_MAX_SKEW = 10.0  # degrees; lines with a larger skew are ignored
 _MIN_SKEW = 0.05
 _LONG = 5.0  # heights of a line that shows the skew
 _LEAST_LINES = 3
-_ABOVE, _BESIDE = 0.09, 0.18  # heights of the margins of a quad around its text: detection widens what it has found
+_ABOVE, _BESIDE = 0.09, 0.18  # margins of a quad around its text, in its heights: text detection enlarges its boxes
 
 Point = tuple[float, float]
 Quad = tuple[Point, Point, Point, Point]
@@ -83,7 +83,7 @@ def _height(quad: Quad) -> float:
 
 
 def _angle(quads: Sequence[Quad]) -> tuple[float, int]:
-    """Return the angle in radians of most lines, by their length, and the number of quarter turns that it is near."""
+    """Return the angle of most lines in radians, weighted by their length, and the nearest number of quarter turns."""
     turned: list[list[tuple[float, float]]] = [[] for _ in range(4)]  # (skew, length) of lines by quarter turns
     lengths = [0.0] * 4
     for quad in quads:

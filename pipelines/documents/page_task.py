@@ -1,4 +1,4 @@
-"""A page to read, and what readers of pages have in common."""
+"""A page to read, and the interface of page readers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PageTask:
     scale: float
 
     def record(self, blocks: tuple[Block, ...] = (), error: ErrorInfo | None = None, doubt: str | None = None) -> PageRecord:
-        """Return the outcome of the page. What was read is compared with what the page is known to hold."""
+        """Return the outcome of the page, with a doubt if its text does not agree with the facts about the page."""
         facts, numbers = self.facts, None
         if self.way in ("draft", "reading"):
             numbers = compare_numbers(facts, blocks)
@@ -43,7 +43,7 @@ class PageReader(Protocol):
     Attributes:
         kind: "none" reads nothing, "lines" one page at a time in any thread, "model" pages in batches. `read` raises
             ReadingStopped soon after its signal.
-        digest: of what its results depend on.
+        digest: of everything on which its results depend.
         name: of the model or reader.
     """
 

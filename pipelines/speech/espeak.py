@@ -24,7 +24,7 @@ _SYLLABIC = re.compile("(\\S)\u0329")
 LANGUAGES = {
     "a": "en-us", "b": "en-gb", "e": "es", "f": "fr-fr", "h": "hi", "i": "it", "p": "pt-br",
 }  # fmt: skip
-"""First letter of a voice's name -> the language in which espeak-ng reads for it."""
+"""First letter of a voice's name -> espeak-ng's language for it."""
 
 
 class _EspeakVoice(ctypes.Structure):

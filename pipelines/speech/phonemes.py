@@ -1,4 +1,4 @@
-"""Texts as words of phonemes, and their division into parts that a model speaks at once."""
+"""Converts texts to words of phonemes, and divides them into parts that one request speaks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import chain
 from ...callers.errors import InputError, short_repr
 from ...mm.speech import PhonemeRule
 
-_LEAST = 40  # phonemes of a part, if sentences follow; models speak very short texts badly
+_LEAST = 40  # minimum phonemes of a part unless it is the last one; models speak very short texts badly
 _MARK = re.compile(r"""[;:,.!?…]+(?=[\s"”)\]]|$)|[—“”"()]""")
 _PARTS = re.compile(r"""[^\s;:,.!?…—“”"()]+\s*|[;:,.!?…—“”"()]+\s*|^\s+""")  # words and marks
 _SENTENCE_ENDS, _CLAUSE_ENDS = ".!?…", ";:,—"
 _QUOTES = str.maketrans({"«": "“", "»": "”", "„": "“", "[": "(", "]": ")", "‘": "'", "’": "'", "–": "—"})
 _PLAIN_MARKS = re.compile(r"\.{2,}")
 Phonemize = Callable[[str], str]
-"""Returns the phonemes of words without marks, words separated by spaces."""
+"""Returns the phonemes of words without punctuation, words separated by spaces."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PhonemeWord:
 
     @property
     def ends(self) -> str:
-        """The last character that is no space or closing mark."""
+        """The last character that is neither a space nor a closing quote or bracket."""
         return self.phonemes.rstrip(' "”)')[-1:]
 
 
@@ -68,7 +68,7 @@ def _words_of_piece(piece: str, phonemize: Phonemize, joined: bool) -> Iterator[
     if not written:
         return
     spoken = phonemize(" ".join(written)).split(" ")
-    if len(spoken) != len(written):  # as with numbers, of which several words are spoken
+    if len(spoken) != len(written):  # a number is spoken as several words
         spoken = [phonemize(word) for word in written]
     last = len(written) - 1
     for number, (word, phonemes) in enumerate(zip(written, spoken, strict=True)):

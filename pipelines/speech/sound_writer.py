@@ -1,4 +1,4 @@
-"""Writes samples as a sound file while they are made."""
+"""Encodes samples as an audio file while they are produced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEDIA_TYPES = {
 _ENCODED = {"mp3": ("mp3", "libmp3lame"), "opus": ("ogg", "libopus"), "aac": ("adts", "aac"), "flac": ("flac", "flac")}
 """Container and encoder of FFmpeg."""
 _BIT_RATES = {"mp3": 96_000, "opus": 48_000, "aac": 96_000}
-_UNKNOWN = 0xFFFFFFFF  # size of a WAV file that is written while it is made
+_UNKNOWN = 0xFFFFFFFF  # size in the header of a streamed WAV file
 
 
 class SoundWriter:

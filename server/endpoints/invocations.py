@@ -1,4 +1,4 @@
-"""/invocations, SageMaker's path of every request: the fields of the body say which endpoint answers."""
+"""/invocations, the path to which SageMaker sends all requests: the fields of the body choose the endpoint."""
 
 from __future__ import annotations
 
