@@ -36,7 +36,6 @@ class VllmEngineArgs(TypedDict, total=False):
     data_parallel_size_local: Any
     data_parallel_start_rank: Any
     decode_context_parallel_size: Any
-    default_mm_loras: Any
     device_ids: Any
     diffusion_config: Any
     disable_async_output_proc: Any
