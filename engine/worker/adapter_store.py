@@ -181,4 +181,18 @@ def _read(
     replaced = [part for weight in adapter.replaced(layers.stored) for part in layers.split_replaced(weight)]
     if not pairs and not replaced:
         raise CheckpointError(f"the adapter's {ADAPTER_WEIGHTS} holds no matrices")
+    _check_distinct((pair.weight, pair.module) for pair in pairs)
+    _check_distinct((part.name, part.module) for part in replaced)
     return pairs, replaced
+
+
+def _check_distinct(changes: Iterable[tuple[str, str]]) -> None:
+    """Raise CheckpointError if two modules of the adapter change one weight, as a joined layer and a part of it do.
+
+    Shards of a layer are changed at the same time.
+    """
+    modules = dict[str, str]()
+    for weight, module in changes:
+        if weight in modules:
+            raise CheckpointError(f"the adapter changes one weight twice, with {modules[weight]} and {module}; leave one out")
+        modules[weight] = module

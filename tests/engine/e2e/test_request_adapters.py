@@ -293,6 +293,21 @@ def test_adapters_make_room_for_others(base: Path, folders: list[Path]) -> None:
         assert tokens([again]) == tokens(asked[1:])
 
 
+def test_a_joined_layer_and_a_part_of_it_are_refused(world: LoadedModels, tmp_path: Path) -> None:
+    """Threads would change the part's outputs at the same time."""
+    base = world.folder("text-qwen3_next")
+    model, _ = ROWS["text-qwen3_next"].load(base)
+    joined = matrices(model, "in_proj_qkvz$")
+    name, (down, up) = next(iter(joined.items()))
+    outputs = model.get_submodule(name.replace("in_proj_qkvz", "out_proj")).in_features
+    part = {name.replace("in_proj_qkvz", "in_proj_z"): (down.clone(), up[:outputs].clone())}
+    with make_llm(ROWS["text-qwen3_next"], base, enable_lora=True) as llm:
+        for kind, pairs in {"joined": joined, "part": part}.items():
+            llm.load_adapter(kind, write(tmp_path / kind, str(base), pairs))
+        with pytest.raises(CheckpointError):
+            llm.load_adapter("both", write(tmp_path / "both", str(base), joined | part))
+
+
 def test_an_adapter_that_never_fits_unloads_no_other(base: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused by its header."""
     with make_llm(ROWS["qwen2_vl"], base, enable_lora=True) as llm:
