@@ -238,7 +238,7 @@ class AdaptedLayers:
             yield from self._converters[canonical](tensor) if canonical in self._converters else [(canonical, tensor)]
 
     def without_own(self, replaced: Iterable[ReplacedTensor]) -> list[ReplacedTensor]:
-        """Return the tensors that differ from the model's own: peft stores tables of the base model beside their pairs."""
+        """Return the tensors that differ from the model's own: peft also stores unchanged embeddings of the base model."""
         return [part for part in replaced if not part.is_base or not is_own(self._layers[part.number], part)]
 
     def num_bytes(self, pairs: Iterable[ShardPair], replaced: Iterable[ReplacedTensor] = ()) -> int:

@@ -98,7 +98,7 @@ class RowEngine:
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint, *self._job(engine_options))
 
     def _job(self, engine_options: Mapping[str, Any]) -> list[object]:
-        """Return what results depend on beside the row."""
+        """Return everything except the row on which results depend."""
         options = [repr(sorted(options.items())) for options in (self._options, engine_options)]
         return [self._llm.engine.checkpoint_digests, self._task, *options]
 

@@ -225,7 +225,7 @@ def _joined(spoken: Sequence[Speech]) -> Speech:
 
 
 def later(part: Speech, seconds: float) -> Speech:
-    """Return a part with its times after so many seconds."""
+    """Return a part with its times shifted by this many seconds."""
     words = tuple(replace(word, start=word.start + seconds, end=word.end + seconds) for word in part.words)
     times = tuple((phoneme, start + seconds, end + seconds) for phoneme, start, end in part.phoneme_times)
     return replace(part, words=words, phoneme_times=times)

@@ -121,7 +121,7 @@ def _windows_per_file(engine: Engine, num_files: int) -> int:
 
 
 def word_aligner(engine: Engine, options: SpeechOptions, folder: str | Path | None = None) -> Aligner | None:
-    """Return what times words: the CTC model in a folder, or else the model itself; None if it cannot."""
+    """Return the aligner of words: the CTC model in a folder, or else the model itself; None if it cannot time words."""
     assert engine.speech is not None
     if folder is not None:
         return CtcAligner(Path(folder), engine.speech.decode_spec.rate)

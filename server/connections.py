@@ -1,4 +1,4 @@
-"""Limits on connections, and what gets an answer before there is a request for the application."""
+"""Limits on connections, and answers to bytes that never become a request for the application."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ async def _lines(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncGenera
 
 
 def error_chunk(scope: MutableMapping[str, Any], content_type: str, error: HttpError) -> bytes | None:
-    """Return an error as the last part of a stream that has begun, or None if the response is no stream."""
+    """Return an error as the last part of a stream that has begun, or None if the response is not a stream."""
     body: dict[str, Any] = {"error": error_object(error)}
     if content_type.startswith("text/event-stream"):
         return to_event(anthropic_body(error.status, body) if is_anthropic(scope) else body).encode()

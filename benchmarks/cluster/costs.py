@@ -1,4 +1,4 @@
-"""What a step, an encoder call and a transfer cost: a measured table, or a roofline of a model and a machine."""
+"""The costs of a step, an encoder call and a transfer: a measured table, or a roofline of a model and a machine."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Machine:
-    """One device: what of it is reached in practice, not the data sheet's peak.
+    """One device: rates that are reached in practice, not the data sheet's peaks.
 
     Args:
         flops: per second, in matrix products.

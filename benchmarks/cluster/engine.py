@@ -70,7 +70,7 @@ class Job:
         return self.generated >= self.request.output_tokens
 
     def restart(self) -> None:
-        """Forget what was computed, except the time of the first token, which the client has."""
+        """Discard the computed tokens, but keep the time of the first token, which the client has received."""
         self.prefilled = self.generated = 0
         self.has_rows, self.first_step = False, True
         self.attempts += 1

@@ -70,7 +70,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Result:
-    """What a simulation has found. `area`: integral of the requests in the system over time. `engine_seconds`: of engines
+    """The result of a simulation. `area`: integral of the requests in the system over time. `engine_seconds`: of engines
     that were up. `most_replicas`: at one time."""
 
     jobs: Sequence[Job]
@@ -112,7 +112,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def simulate(setup: Setup, requests: Sequence[Request], seed: int = 0) -> Result:
-    """Return what becomes of requests on a cluster. Equal arguments give equal results."""
+    """Simulate requests on a cluster and return the result. Equal arguments give equal results."""
     return Cluster(setup, requests, seed).run()
 
 
@@ -248,7 +248,7 @@ class Cluster:
         self._wake()
 
     def _wake(self) -> None:
-        """Let what waits for an engine try again."""
+        """Retry everything that waits for an engine."""
         for _ in range(len(self.backlog)):
             self.backlog.popleft()()
 

@@ -40,7 +40,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Goal:
-    """What 99 of 100 requests must get: seconds to the first token, and seconds between tokens."""
+    """Latency goals of 99 of 100 requests: seconds to the first token, and seconds between tokens."""
 
     first_token: float
     token_gap: float

@@ -389,7 +389,7 @@ class ModelRunner:
         return results
 
     def _pool_alike(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
-        """Do what `_pool` does, for sequences of one adapter."""
+        """Pool sequences of one adapter; see `_pool`."""
         results, names, rows, poolings = dict[str, TokenOutput](), list[str](), list[Tensor](), list[PoolingRequest]()
         for sequence, row in last_rows:
             pooling = sequence.message.pooling

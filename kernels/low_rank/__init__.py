@@ -1,4 +1,4 @@
-"""Products of low-rank adapters: `out += (x @ down.T) @ up`, each row with the adapter of its own."""
+"""Products of low-rank adapters: `out += (x @ down.T) @ up`, each row with its own adapter."""
 
 from __future__ import annotations
 

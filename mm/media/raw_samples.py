@@ -79,7 +79,7 @@ def channels_first(samples: Array) -> Array:
 
 
 def pieces(samples: Array, values: int) -> Iterator[Array]:
-    """Yield blocks of at most so many values, or of one sample if there are more channels than that."""
+    """Yield blocks of at most this many values, or of one sample if it has more channels than that."""
     size = max(1, values // max(1, len(samples)))
     for start in range(0, samples.shape[1], size):
         yield samples[:, start : start + size]

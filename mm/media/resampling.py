@@ -46,5 +46,5 @@ def make_resampler(source: float, target: float) -> Any:
 
 
 def resampled_count(frames: int, source: float, target: float) -> int:
-    """Return the number of samples at rate `target` of so many at rate `source`."""
+    """Return the number of samples after resampling from rate `source` to rate `target`."""
     return frames if abs(source - target) < RATE_TOLERANCE else math.ceil(frames * target / source)

@@ -51,7 +51,7 @@ class StyleTts2Spec:
         return 2 * self.wave.scale
 
     def peak_bytes(self, phonemes: int, frames: int) -> int:
-        """Return the bytes alive while so many phonemes become so many frames."""
+        """Return the bytes of memory in use while this many phonemes are turned into this many frames."""
         text = 4 * phonemes * (8 * self.width + 2 * self.style + self.max_frames)
         decoder = 4 * 2 * frames * 5 * (_DECODER_WIDTH + _TEXT_WIDTH + 2)
         return text + max(decoder, self.wave.peak_bytes(2 * frames) + 4 * 2 * frames * self.wave.channels)
@@ -105,7 +105,7 @@ class PhonemeEncoder(TensorModule):
 
 
 class DurationEncoder(TensorModule):
-    """Features of phonemes `[time, width]` -> `[time, width + style]`; the style stands beside each row."""
+    """Features of phonemes `[time, width]` -> `[time, width + style]`; the style is appended to each row."""
 
     def __init__(self, spec: StyleTts2Spec, device: torch.device) -> None:
         super().__init__()

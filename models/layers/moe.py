@@ -120,7 +120,7 @@ class Mixture(WeightedLayer):
         return self._routed(x, selected, out, scored)
 
     def _routed(self, x: Tensor, selected: Tensor | None, out: Tensor | None, scored: Tensor | None) -> Tensor:
-        """Do what `routed` does, for the adapters that the layers of experts have now."""
+        """Compute the experts (see `routed`) with the adapters that their layers have now."""
         correction = None if self.correction is None else self.correction.weight
         weights, chosen = route(self.gate((x if scored is None else scored).float()), self.rule, correction)
         if self.expert_scale is not None:

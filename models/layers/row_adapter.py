@@ -214,7 +214,7 @@ class ExpertSlot:
     calls: ActiveAdapters
 
     def run(self, x: Tensor, scored: Tensor | None, compute: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
-        """Return `compute(x, scored)` for all rows, with those of each adapter in a call of their own.
+        """Return `compute(x, scored)` for all rows, with one call for the rows of each adapter.
 
         Args:
             x: `[rows, dim]`. scored: `[rows, dim]`, or None.
@@ -239,7 +239,7 @@ def _select(x: Tensor, scored: Tensor | None, rows: Tensor) -> tuple[Tensor, Ten
 
 @dataclass(frozen=True)
 class AdapterSlot:
-    """The place of one layer in a model whose requests choose adapters."""
+    """Applies the adapters of a step to one layer."""
 
     number: int
     active: ActiveAdapters

@@ -171,7 +171,7 @@ def _with_places(images: object, boxes: object, result: Any, single: bool) -> An
 
 
 def _places(text: str, info: Any) -> tuple[float, ...]:
-    """Return the middle of each character that is no space, as a share of the line's width; () if they do not fit the text.
+    """Return the middle of each character except spaces, as a share of the line's width; () if they do not fit the text.
 
     They are the steps of the recognition's output in which the characters stand.
     """

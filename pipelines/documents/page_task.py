@@ -17,7 +17,7 @@ from .ways import ReaderKind
 
 @dataclass(frozen=True)
 class PageTask:
-    """A page that a reader reads: the bytes of its file, what it holds, and why it is read in this way."""
+    """A page that a reader reads: the bytes of its file, the facts about the page, and why it is read in this way."""
 
     data: bytes
     number: int

@@ -202,7 +202,7 @@ class LiveTranscriber(LiveInput):
         return tuple(placed) if turns is None else with_speakers(file_segments(placed, (), end), turns)
 
     def _hear(self) -> None:
-        """Let the networks that tell speakers apart read what is new in the open window."""
+        """Run the networks that tell speakers apart on the new part of the open window."""
         if self._speakers is not None and self._windows.start is not None:
             first = self._windows.start + self._speakers.num_heard
             self._speakers.hear(self._windows.samples(first, self._windows.length))

@@ -1,4 +1,4 @@
-"""Tells the speakers of a live stream apart, in constant memory. What was said about a stretch of sound never changes.
+"""Tells the speakers of a live stream apart, in constant memory. Labels of past audio never change.
 
 The sound of each window of text is read as that of a file is (see `diarization`). Its voices are then compared with those of
 the speakers heard so far, and of each speaker only the sum of its voices is kept.

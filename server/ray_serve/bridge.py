@@ -21,7 +21,7 @@ class Start:
 
 
 def message_of(scope: Scope) -> dict[str, Any]:
-    """Return what another process needs of a request's scope."""
+    """Return the parts of a request's scope that another process needs."""
     addresses = {name: scope.get(name) and tuple(scope[name]) for name in ("client", "server")}
     return {name: scope[name] for name in _KEPT if name in scope} | addresses
 

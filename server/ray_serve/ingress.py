@@ -111,7 +111,7 @@ class Ingress:
         return self._models[name]
 
     async def _read_fields(self, scope: Scope, body: bytes) -> tuple[str | None, str | None]:
-        """Return the name of a request's model and its routing key. What is malformed is left to the replica's errors."""
+        """Return the name of a request's model and its routing key. The replica reports malformed bodies."""
         name, key, path = None, None, scope["path"]
         if path.startswith(_CARD):
             name = path.removeprefix(_CARD)

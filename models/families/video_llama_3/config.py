@@ -1,4 +1,4 @@
-"""What input processing and model of VideoLLaMA3 share."""
+"""Constants that the input processing and the model of VideoLLaMA3 share."""
 
 MERGES = {"image": 1, "video": 2}
 """Patches along a side of the square that makes one row."""
