@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..callers.errors import InputError, hint, short_repr
+from ..callers.errors import InputError, hint, short_repr, typed
 from ..checkpoints.torch_file import read_saved_tensor
 from ..mm.speech import PhonemeRule
 
@@ -40,7 +40,7 @@ class Voices:
         """Return the styles of a voice, float32 `[phonemes, style]`. None: the first voice.
 
         Raises:
-            InputError: an unknown name, or a tensor of another shape.
+            InputError: an unknown name, a tensor of another shape, voices of different lengths, or another type.
             CheckpointError: the file of a voice cannot be read.
         """
         if isinstance(voice, Tensor):
@@ -52,11 +52,18 @@ class Voices:
                 reason = "the checkpoint has no folder voices; download it, or give <<param>>, a file or a tensor"
                 raise InputError(reason, code="unsupported", param="voice")
             voice = self.names[0]
+        if not isinstance(voice, str):
+            reason = f"<<param>> must be a name, a path or a tensor, not {typed(voice)}"
+            raise InputError(reason, code="invalid_value", param="voice")
         names = [name.strip() for name in voice.split(",", _MAX_BLENDED)]
         if len(names) > _MAX_BLENDED:
             reason = f"<<param>> names more than {_MAX_BLENDED} voices"
             raise InputError(reason, code="over_limit", param="voice", limit=_MAX_BLENDED)
-        return torch.stack([self._named(name) for name in names]).mean(0)
+        voices = [self._named(name) for name in names]
+        if len({len(each) for each in voices}) > 1:
+            reason = f"<<param=>>{short_repr(voice)} mixes voices of different lengths"
+            raise InputError(f"{reason}; give one of them", code="invalid_value", param="voice")
+        return torch.stack(voices).mean(0)
 
     def style(self, voice: Tensor, phonemes: int) -> tuple[float, ...]:
         """Return the style for a sentence of this many phonemes. `voice`: the styles that `find` returned."""

@@ -73,8 +73,11 @@ class _Sentences:
         limit = max(1, int(self.voices.rule.max_phonemes * min(1.0, self.speed)))
         words = self.words()
         parts = list(divide(words, limit)) if any(map(str.isalpha, "".join(word.phonemes for word in words))) else []
+        parts = [part for part in parts if any(word.phonemes.strip() for word in part)]  # many spaces may be a part
         if not parts:
-            raise InputError("there is nothing to speak in the text; give one with words", code="invalid_value", param="texts")
+            raise InputError(
+                "there is nothing to speak in the text; give one with words", code="invalid_value", param="messages"
+            )
         return parts
 
     def request(self, part: Sequence[PhonemeWord]) -> tuple[str, RequestHandle]:
@@ -101,14 +104,14 @@ def text_requests(engine: Engine, texts: object, options: SpeakTextOptions) -> l
     check_type("language", options.language, str, type(None))
     voice, rule = voices.find(options.voice), voices.rule
     if (texts is None) == (options.phonemes is None):
-        raise InputError("give either texts or <<param>>", param="phonemes")
+        raise InputError("give either a text or <<param>>", param="phonemes")
     if options.phonemes is not None:
         makers = [partial(words_of_phonemes, given, rule) for given in _strings("phonemes", options.phonemes)]
         for make in makers:
             make()
     else:
         phonemize = _phonemizer(options, voices)
-        makers = [partial(words_of_text, text, phonemize, rule) for text in _strings("texts", texts)]
+        makers = [partial(words_of_text, text, phonemize, rule) for text in _strings("messages", texts)]
     seed = splitmix64(engine.config.seed) if options.seed is None else options.seed
     return [_Sentences(engine, voices, make, voice, options.speed, seed % 2**63) for make in makers]
 
@@ -157,7 +160,7 @@ def stream_tasks(engine: Engine, texts: object, options: SpeakTextOptions) -> It
     """Return a task for each part of one text. Raise InputError for several texts, and as `text_requests`."""
     requests = text_requests(engine, texts, options)
     if len(requests) != 1:
-        raise InputError(f"<<param>> holds {len(requests)} texts; one is streamed, so call it for each", param="texts")
+        raise InputError(f"<<param>> holds {len(requests)} texts; one is streamed, so call it for each", param="messages")
     (sentences,) = requests
     return (partial(_speak, sentences, part) for part in sentences.parts())
 

@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from ..callers.errors import SensoriumError
 from .access_log import AccessLog
 from .background import STOPPED
 from .batch_runner import BatchRunner
+from .cors import with_cors
 from .drain import Drain
 from .endpoints import (
     audio,
@@ -144,8 +144,7 @@ def make_app(services: Services) -> FastAPI:
     app.add_middleware(Guard, config=config, is_full=is_full, body_bytes=body_bytes, admin_paths=guarded)
     app.add_middleware(Drain, drain=services.draining)
     if origins := config.origins:
-        options = {"allow_methods": ["GET", "POST", "DELETE"], "allow_headers": ["*"], "expose_headers": ["*"]}
-        app.add_middleware(CORSMiddleware, allow_origins=origins, **options)
+        app.add_middleware(with_cors, origins=origins)
     app.add_middleware(AccessLog, writes=config.access_log, metrics=services.http_metrics)
     if config.root_path is not None:
         app.add_middleware(RootPath, prefix=config.root_path.rstrip("/"))

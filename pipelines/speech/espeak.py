@@ -8,7 +8,7 @@ import re
 import threading
 from functools import cache
 
-from ...callers.errors import ConfigError, InputError
+from ...callers.errors import ConfigError, InputError, short_repr
 
 _SYNCHRONOUS, _KEEPS_PROCESS = 2, 0x8000  # how audio would be returned; do not end the process on an error
 _UTF8, _IPA, _TIE = 1, 0x02, 0x80 | ord("^") << 8  # two letters of one sound are joined by "^"
@@ -20,6 +20,7 @@ _ENGLISH = {
 _BRITISH = {"A^ə": "ɛː", "e^ə": "ɛː", "iə": "ɪə", "ə^ʊ": "Q"}
 _AMERICAN = {"o^ʊ": "O", "ɜːɹ": "ɜɹ", "ɜː": "ɜɹ", "ɪə": "iə", "ː": ""}
 _OTHERS = {**_SHARED, "d^z": "ʣ", "o^ʊ": "O", "ə^ʊ": "Q", "s^s": "S", "t^s": "ʦ"}
+_LANGUAGE = re.compile(r"[A-Za-z0-9-]{1,32}")  # espeak-ng takes other names for those of files
 _SYLLABIC = re.compile("(\\S)\u0329")
 LANGUAGES = {
     "a": "en-us", "b": "en-gb", "e": "es", "f": "fr-fr", "h": "hi", "i": "it", "p": "pt-br",
@@ -58,15 +59,18 @@ class EspeakPhonemes:
         buffer = ctypes.create_string_buffer(text.replace("\0", " ").encode("utf-8", "replace"))
         rest, clauses = ctypes.c_void_p(ctypes.addressof(buffer)), list[str]()
         with self._lock:
-            name = language.encode("utf-8", "replace")
-            by_language = ctypes.byref(_EspeakVoice(languages=name))
-            if self._library.espeak_SetVoiceByName(name) and self._library.espeak_SetVoiceByProperties(by_language):
-                reason = f"<<param=>>{language!r} is no language of espeak-ng; `espeak-ng --voices` lists them"
+            if not _LANGUAGE.fullmatch(language) or not self._set_language(language.encode()):
+                reason = f"<<param=>>{short_repr(language)} is no language of espeak-ng; `espeak-ng --voices` lists them"
                 raise InputError(reason, code="invalid_value", param="language")
             while rest.value:
                 clause = self._library.espeak_TextToPhonemes(ctypes.byref(rest), _UTF8, _IPA | _TIE)
                 clauses.append((clause or b"").decode("utf-8", "replace"))
         return _in_alphabet(" ".join(" ".join(clauses).split()), language)
+
+    def _set_language(self, name: bytes) -> bool:
+        """Choose a language. Return False if there is none of this name."""
+        by_language = ctypes.byref(_EspeakVoice(languages=name))
+        return not (self._library.espeak_SetVoiceByName(name) and self._library.espeak_SetVoiceByProperties(by_language))
 
 
 @cache

@@ -58,7 +58,8 @@ async def invocations(body: dict[str, Any], request: Request) -> Response:
 
 
 def _classifies(request: Request, name: object) -> bool:
-    """Return whether the model of this name is a classification checkpoint. Raise HttpError if there is none."""
-    pooled = services_of(request).pool.find(name if isinstance(name, str) else None)
+    """Return whether the model of this name is a classification checkpoint. Raise HttpError if several have none of it."""
+    pool = services_of(request).pool
+    pooled = pool.find(name if isinstance(name, str) and not pool.is_fixed else None)  # else the endpoint checks the name
     facts: ModelFacts = pooled.facts if pooled.model is None else pooled.model.facts
     return facts.classifies

@@ -220,10 +220,7 @@ class RealtimeSession:
                 changes[name] = changes[name] or default
         settings = self._settings.model_copy(update=changes)
         assert settings.transcription is not None
-        try:
-            self._adapter(settings)
-        except HttpError as error:
-            raise InputError(error.message, param="session.audio.input.transcription.model") from None
+        self._adapter(settings)
         voices = await self._voices_for(settings)
         self._stream(settings, voices=voices)
         if settings != self._settings and self._live is not None:
@@ -377,9 +374,10 @@ class RealtimeSession:
         transcription = settings.transcription or Transcription()
         options: TranscribeKeywords = {"vad": False, "cache_salt": self._salt}
         options.update({"prompt": transcription.prompt, "hotwords": " ".join(transcription.keywords or ())})
-        options["boost"], options["adapter"] = transcription.boost, self._adapter(settings)
-        events = transcript_events(self._server.llm, (samples, settings.format.hertz), transcription.language or None, options)
+        options["boost"], sound = transcription.boost, (samples, settings.format.hertz)
         try:
+            options["adapter"] = self._adapter(settings)
+            events = transcript_events(self._server.llm, sound, transcription.language or None, options)
             async with aclosing(events):
                 async for event in events:
                     item.text = event.get("text") or item.text + event.get("delta", "")
@@ -413,9 +411,13 @@ class RealtimeSession:
         return self._server.llm.stream_transcribe(source, settings.format.hertz, **options)
 
     def _adapter(self, settings: AudioInput) -> str | None:
-        """Return the adapter that transcribes, None for the model itself. Raise HttpError for a model of another name."""
-        named = None if settings.transcription is None else settings.transcription.model
-        return self._server.adapter_of(named or self._model)
+        """Return the adapter that transcribes, None for the model itself. Raise InputError for a model of another name."""
+        name = (None if settings.transcription is None else settings.transcription.model) or self._model
+        try:
+            return self._server.adapter_of(name)
+        except HttpError as error:  # also of an adapter that was unloaded during the session
+            param = "session.audio.input.transcription.model"
+            raise InputError(error.message, code="unknown_name", value=name, param=param) from None
 
     async def _send_text(self, item: _Item, text: str) -> None:
         if len(text) > len(item.sent):

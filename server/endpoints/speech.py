@@ -6,6 +6,7 @@ import asyncio
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -16,6 +17,7 @@ from ...pipelines.option_types import SpeakKeywords
 from ...pipelines.speak import Speech
 from ...pipelines.speech.sound_writer import MEDIA_TYPES, SoundWriter
 from ..events import STREAM_HEADERS
+from ..model_routes import with_model
 from ..protocol.speech import SpeechBody
 from ..state import server_of, unless_disconnected
 from ..streams import open_stream
@@ -23,15 +25,21 @@ from ..streams import open_stream
 _NO_VOICES = "this model does not turn texts into speech; load one that does"
 
 
-async def voices(request: Request) -> Response:
-    """Return the names of the voices."""
-    engine = server_of(request).engine
-    return JSONResponse({"voices": [] if engine.voices is None else list(engine.voices.names)})
+async def voices(request: Request, model: str | None = None) -> Response:
+    """Return the names of a model's voices. The model is loaded before if need be."""
+    return await with_model(request, model, False, partial(_list_voices, request, model))
+
+
+async def _list_voices(request: Request, model: str | None) -> Response:
+    server = server_of(request)
+    server.check_model(model)
+    return JSONResponse({"voices": [] if server.engine.voices is None else list(server.engine.voices.names)})
 
 
 async def speech(body: SpeechBody, request: Request) -> Response:
     """Speak a text. The sound is sent sentence by sentence, as bytes of a file or as events."""
     server = server_of(request)
+    server.check_model(body.model)
     if server.engine.voices is None:
         raise InputError(_NO_VOICES, code="unsupported", param="model")
     options: SpeakKeywords = {
@@ -71,7 +79,7 @@ async def _sound(first: Speech, parts: AsyncGenerator[Speech, None], writer: Sou
 
 async def _checked(parts: AsyncGenerator[Speech, None]) -> AsyncGenerator[Speech, None]:
     """Yield the parts, and raise the error of one that failed. Errors name the fields of the body."""
-    with naming_field("texts", "input"):
+    with naming_field("messages", "input"):
         async with aclosing(parts):
             async for part in parts:
                 if part.error is not None:

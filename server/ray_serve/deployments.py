@@ -16,8 +16,8 @@ from ...engine.config import EngineConfig
 from ..config import ServerConfig
 from ..drain import SEND_SECONDS
 from ..errors import HttpError
-from ..guard import App, Guard, Receive, Scope, Send
-from .ingress import Ingress, Model, Part, ReplicaLost
+from ..guard import App, Receive, Scope, Send
+from .ingress import Model, Part, ReplicaLost, make_ingress
 from .model_deployments import ModelDeployment
 
 _ROUTER = f"{__package__}.router.ContentRouter"
@@ -58,7 +58,7 @@ class IngressDeployment:
         for names, handle in models:
             by_name |= dict.fromkeys(names, _sender(handle.options(stream=True)))
         application = serve.get_replica_context().app_name
-        self._app = Guard(Ingress(by_name, lambda: _is_ready(application)), config)
+        self._app = make_ingress(by_name, lambda: _is_ready(application), config)
 
     async def __call__(self, request: Request) -> Response:
         """Return a response that runs the application on the request."""

@@ -15,12 +15,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ...callers.errors import short_repr
+from ..config import ServerConfig
+from ..cors import with_cors
 from ..error_shapes import in_shape_of
 from ..errors import HttpError, error_response
 from ..events import error_chunk
-from ..guard import TENANT, Receive, Scope, Send
+from ..guard import TENANT, App, Guard, Receive, Scope, Send
 from ..large_json import LARGE, loads
 from ..openapi import FORMS
+from ..protocol.ollama import LATEST
 from .bridge import message_of
 from .routing import routing_key
 
@@ -30,6 +33,8 @@ Model = Callable[[str | None, Mapping[str, Any], bytes], AsyncGenerator[Part, No
 _ATTEMPTS = 3
 """How often a request is sent whose replica ends before it has answered anything."""
 _CARD = "/v1/models/"
+_LISTS = {"/v1/models": "data", "/api/tags": "models", "/api/ps": "models"}
+"""Paths that list models -> the field with the list."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,19 +57,20 @@ class Ingress:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         try:
-            if path == "/health":
+            if path in ("/health", "/ping"):
                 await JSONResponse({"status": "ok"})(scope, receive, send)
             elif path == "/ready":
                 await (await self._ready())(scope, receive, send)
             elif path == "/metrics":
                 reason = "each replica has metrics of its own, and this address reaches one of them; Ray has those of requests"
                 raise HttpError(404, reason, "not_found")
-            elif path == "/v1/models" and scope["method"] in ("GET", "HEAD"):
+            elif path in _LISTS and scope["method"] in ("GET", "HEAD"):
                 await self._list_models(scope, receive, send)
             else:
                 await self._pass_on(scope, receive, send)
-        except (HttpError, HTTPException) as error:
-            await in_shape_of(scope, error_response(error))(scope, receive, send)
+        except (HttpError, HTTPException, ReplicaLost) as error:
+            known = _lost() if isinstance(error, ReplicaLost) else error
+            await in_shape_of(scope, error_response(known))(scope, receive, send)
 
     async def _ready(self) -> Callable[..., Any]:
         if await asyncio.to_thread(self._is_ready):
@@ -78,7 +84,8 @@ class Ingress:
         if failed is not None:
             await JSONResponse(failed[1], failed[0])(scope, receive, send)
             return
-        joined = answers[0][1] | {"data": [card for _, body in answers for card in body["data"]]}
+        field = _LISTS[scope["path"]]
+        joined = answers[0][1] | {field: [card for _, body in answers for card in body[field]]}
         if "last_id" in joined:
             joined["last_id"] = joined["data"][-1]["id"]
         await JSONResponse(joined)(scope, receive, send)
@@ -99,8 +106,7 @@ class Ingress:
             except ReplicaLost as error:
                 _log.warning("a request has lost its replica: %s", error)
                 if sender.has_started or attempt == _ATTEMPTS - 1:
-                    reason = "the replica with this request has ended or takes no more requests; send it again"
-                    await sender.fail(HttpError(503, reason, "engine_dead"))
+                    await sender.fail(_lost())
                     return
 
     def _find(self, name: str) -> Model:
@@ -123,8 +129,23 @@ class Ingress:
             except (ValueError, RecursionError):
                 return None, None
             name = fields.get("model") if isinstance(fields, dict) else None
+            if isinstance(name, str) and path.startswith("/api/"):
+                name = name.removesuffix(LATEST)
             key = await asyncio.to_thread(routing_key, fields, scope[TENANT])
+        else:
+            name = Request(scope).query_params.get("model")  # of the voices
         return name if isinstance(name, str) else None, key
+
+
+def make_ingress(models: Mapping[str, Model], is_ready: Callable[[], bool], config: ServerConfig) -> App:
+    """Return the ingress with the checks of the server around it; see `Ingress`."""
+    app = Guard(Ingress(models, is_ready), config)
+    return with_cors(app, config.origins) if config.origins else app
+
+
+def _lost() -> HttpError:
+    reason = "the replica with this request has ended or takes no more requests; send it again"
+    return HttpError(503, reason, "engine_dead")
 
 
 class _Sender:

@@ -15,6 +15,7 @@ from sensorium import LLM, AsyncLLM, CheckpointError, ConfigError, InputError, P
 from sensorium.engine.voices import Voices
 from sensorium.engine.worker import model_runner
 from sensorium.mm.speech import PhonemeRule
+from sensorium.pipelines.speech.espeak import espeak
 from sensorium.pipelines.speech.phonemes import divide, words_of_phonemes, words_of_text
 
 PHONEMES = "hɛlˈO wˈɜɹld, ðˈɪs ɪz ɐ tˈɛst."
@@ -119,6 +120,7 @@ def test_voices(llm, saved, tmp_path):
     assert Voices({}, RULE).style(torch.ones(3, 256), 9) == (1.0,) * 256  # more phonemes than the voice has styles for
     for wrong in (
         "af_eva",
+        7,
         torch.zeros(3, 5),
         torch.full((2, 1, 256), torch.nan),
         torch.full((2, 1, 256), 1e300, dtype=torch.float64),
@@ -127,6 +129,12 @@ def test_voices(llm, saved, tmp_path):
         with pytest.raises(InputError) as caught:
             llm.speak(phonemes=PHONEMES, voice=wrong)
         assert caught.value.info.param == "voice"
+    uneven = Voices({name: tmp_path / f"{name}.pt" for name in ("one", "two")}, RULE)
+    for length, file in enumerate(uneven.files.values(), 1):
+        torch.save(torch.ones(length, 1, 256), file)
+    with pytest.raises(InputError) as caught:
+        uneven.find("one,two")
+    assert caught.value.info.param == "voice"
     with pytest.raises(InputError, match="af_ada, bm_ben"):
         llm.speak(phonemes=PHONEMES, voice="af_eva")
 
@@ -136,10 +144,10 @@ def test_voices(llm, saved, tmp_path):
     [
         ((), {}, "phonemes"),
         (("a",), {"phonemes": "a"}, "phonemes"),
-        (("",), {}, "texts"),
-        ((["a", " "],), {}, "texts"),
-        ((5,), {}, "texts"),
-        (("a" * 70_000,), {}, "texts"),
+        (("",), {}, "messages"),
+        ((["a", " "],), {}, "messages"),
+        ((5,), {}, "messages"),
+        (("a" * 70_000,), {}, "messages"),
         ((), {"phonemes": "aü"}, "phonemes"),
         (("a",), {"speed": 0.1}, "speed"),
         (("a",), {"speed": "fast"}, "speed"),
@@ -157,12 +165,12 @@ def test_wrong_arguments(llm, arguments, options, param):
 
 def test_texts_that_cannot_be_spoken(llm):
     nothing, failed, good = llm.speak(["...", "1", "a b."], phonemizer=lambda text: text if text != "1" else 5, use_tqdm=False)
-    assert nothing.error.param == "texts"
+    assert nothing.error.param == "messages"
     assert failed.error.param == "phonemizer"
     assert good.error is None
     with pytest.raises(InputError) as caught:
         list(llm.stream_speak(["a.", "b."], phonemizer=letters))
-    assert caught.value.info.param == "texts"
+    assert caught.value.info.param == "messages"
 
 
 def test_prompts_that_cannot_be_spoken_do_not_repeat_others(llm, monkeypatch):
@@ -198,6 +206,29 @@ def test_long_texts_are_cut(llm):
     assert ["".join(word.phonemes for word in part)[-2:] for part in divide(quoted, 510)] == ['" ', "n "]
     speech = spoken(llm, "a " * 260, phonemizer=letters)
     assert len(speech.words) == 260
+
+
+def test_runs_of_marks_are_read_in_one_pass():
+    """A run of marks within a word ends nothing. It is looked at once: from each of its marks on, it would take minutes."""
+    (only,) = words_of_text(";" * 65_000 + "a", lambda piece: "a", RULE)
+    assert only.phonemes == "a "
+    ended = words_of_text("a?!;b ?! c", letters, RULE)
+    assert [word.text for word in ended] == ["a?!;b", "?!", "c"]
+
+
+def test_spaces_alone_are_not_spoken(llm):
+    parts = list(llm.stream_speak(phonemes=" " * 600 + "a", seed=3))
+    assert [part.phonemes for part in parts] == ["a"]
+
+
+@needs_espeak
+def test_languages_are_no_paths():
+    """espeak-ng reads a file of a voice if a language is the path of one."""
+    for name in ("../voices/en", "/etc/hostname", "en-us/", "en\0", "e" * 33, ""):
+        with pytest.raises(InputError) as caught:
+            espeak().phonemes("hello", name)
+        assert caught.value.info.param == "language"
+    assert espeak().phonemes("hello", "en-us") == "həlˈO"
 
 
 @needs_espeak

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from http_server import TINY, error, image_url, listening, serving_models
+from sensorium.engine.frontend.adapters import RequestAdapters
 from sensorium.server.config import ServerConfig
 from sensorium.server.state import Server
 from waiting import LONG
@@ -58,6 +59,14 @@ def test_what_is_not_a_body_is_refused(http):
         assert http.post("/invocations", content=content, headers={"Content-Type": "application/json"}).status_code == 400
     for body in {"input": "a"}, {"prompt": "a"}, {"messages": MESSAGES}:
         assert error(http.post("/invocations", json={**body, "model": "other"}), 404)["code"] == "model_not_found"
+
+
+def test_names_that_are_looked_for_reach_the_engine(http, monkeypatch):
+    """With lora_resolvers, an unknown name may be that of an adapter."""
+    monkeypatch.setattr(RequestAdapters, "resolves_names", property(lambda _: True))
+    body = {"input": "a", "model": "sql"}
+    want, found = (error(http.post(where, json=body)) for where in ("/v1/embeddings", "/invocations"))
+    assert (want["code"], want["param"]) == (found["code"], found["param"]) == ("unknown_name", "adapter")
 
 
 def test_each_of_several_models_is_loaded_for_its_requests():

@@ -25,8 +25,7 @@ from http_server import TINY, error, image_url, make_server
 from sensorium.callers.errors import ConfigError
 from sensorium.server.app import make_app
 from sensorium.server.config import ServerConfig
-from sensorium.server.guard import Guard
-from sensorium.server.ray_serve.ingress import Ingress, ReplicaLost
+from sensorium.server.ray_serve.ingress import ReplicaLost, make_ingress
 from sensorium.server.ray_serve.replica import Replica
 from sensorium.server.ray_serve.routing import FACTOR, SLACK, preferred, routing_key
 from waiting import wait_until
@@ -111,7 +110,7 @@ def call(models: Mapping[str, Any], *requests: tuple[str, str, Any], **options: 
     """Return the responses of an ingress before these models, to requests of method, path and arguments of httpx."""
 
     async def run() -> list[httpx.Response]:
-        app = Guard(Ingress(models, lambda: True), ServerConfig(**options))
+        app = make_ingress(models, lambda: True, ServerConfig(**options))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=240) as client:
             return [await client.request(method, path, **arguments) for method, path, arguments in requests]
@@ -131,8 +130,8 @@ def fake(name: str, calls: Calls, failures: int = 0, parts: tuple[Any, ...] = ()
                 yield part
             raise ReplicaLost("killed")
         yield 200, [(b"content-type", b"application/json")]
-        card = {"object": "list", "data": [{"id": name}]}
-        yield json.dumps(card if scope["path"] == "/v1/models" else {"name": name}).encode()
+        lists = {"/v1/models": {"object": "list", "data": [{"id": name}]}, "/api/tags": {"models": [{"name": name}]}}
+        yield json.dumps(lists.get(scope["path"], {"name": name})).encode()
 
     return respond
 
@@ -196,6 +195,14 @@ def test_a_request_goes_to_the_model_that_it_names() -> None:
     assert error(unknown, 404)["code"] == "model_not_found"
     assert [card["id"] for card in listed.json()["data"]] == ["one", "two"]
     assert error(metrics, 404)["code"] == "not_found"
+    tags, latest, voices = call(
+        models,
+        ("GET", "/api/tags", {}),
+        ("POST", "/api/chat", {"json": asked("a", model="two:latest")}),
+        ("GET", "/v1/audio/voices", {"params": {"model": "two"}}),
+    )
+    assert [card["name"] for card in tags.json()["models"]] == ["one", "two"]
+    assert latest.json()["name"] == voices.json()["name"] == "two"
 
 
 def test_keys_and_sizes_are_checked_before_a_replica_is_asked() -> None:
@@ -207,8 +214,22 @@ def test_keys_and_sizes_are_checked_before_a_replica_is_asked() -> None:
     (answer,) = call(models, request, max_body_bytes=100)
     assert error(answer, 413)["code"] == "body_too_large"
     assert not calls
-    health, ready = call(models, ("GET", "/health", {}), ("GET", "/ready", {}), api_key="secret")
-    assert (health.status_code, ready.status_code) == (200, 200)
+    open_paths = [call(models, ("GET", path, {}), api_key="secret")[0] for path in ("/health", "/ready", "/ping")]
+    assert [answer.status_code for answer in open_paths] == [200, 200, 200]
+
+
+def test_pages_of_allowed_origins_learn_what_a_key_is_for() -> None:
+    """A preflight request has no key, and its answer comes from the ingress; so does the one about a missing key."""
+    calls: Calls = []
+    page = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    options = {"api_key": "secret", "allowed_origins": "https://app.example"}
+    preflight, refused = call(
+        {"one": fake("one", calls)}, ("OPTIONS", CHAT, {"headers": page}), ("POST", CHAT, {"headers": page}), **options
+    )
+    assert preflight.status_code == 200
+    assert error(refused, 401)["code"] == "invalid_api_key"
+    assert {answer.headers["access-control-allow-origin"] for answer in (preflight, refused)} == {"https://app.example"}
+    assert not calls
 
 
 def test_a_request_whose_replica_ends_is_sent_again_unless_it_was_answered() -> None:
@@ -224,6 +245,8 @@ def test_a_request_whose_replica_ends_is_sent_again_unless_it_was_answered() -> 
     assert len(calls) == 7
     *_, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
     assert last["error"]["code"] == "engine_dead"
+    (answer,) = call({"one": fake("one", calls, failures=1)}, ("GET", "/v1/models", {}))
+    assert error(answer, 503)["code"] == "engine_dead"
 
 
 @pytest.mark.parametrize(

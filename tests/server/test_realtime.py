@@ -24,6 +24,7 @@ from sensorium.pipelines.speech.merge import join_texts
 from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints import realtime
 from sensorium.server.endpoints.realtime import RealtimeSession, _Live
+from sensorium.server.errors import HttpError
 from sensorium.server.protocol.realtime import Format, read_audio
 from sensorium.server.state import Server
 from tone_speakers import ToneNet
@@ -574,6 +575,28 @@ def test_an_item_that_fails(client, server, monkeypatch, talk):
         failed = until(connection, FAILED)[-1]
         assert failed.error.code == "internal"
         assert "secret" not in failed.error.message
+        connection.input_audio_buffer.clear()
+        until(connection, "input_audio_buffer.cleared")
+
+
+def test_an_adapter_that_was_unloaded_fails_the_item_or_stream(client, server, monkeypatch, talk):
+    def gone(self, name):
+        raise HttpError(404, "there is no such adapter", "model_not_found", "model")
+
+    with client.realtime.connect(model="tiny-asr") as connection:
+        connection.session.update(session=session(turn_detection=None))
+        until(connection, "session.updated")
+        with monkeypatch.context() as patch:
+            patch.setattr(Server, "adapter_of", gone)
+            connection.input_audio_buffer.append(audio=encoded(talk[: 2 * RATE]))
+            connection.input_audio_buffer.commit()
+            assert until(connection, FAILED)[-1].error.code == "unknown_name"
+        connection.session.update(session=session(turn_detection={"type": "server_vad"}))
+        until(connection, "session.updated")
+        with monkeypatch.context() as patch:
+            patch.setattr(Server, "adapter_of", gone)
+            connection.input_audio_buffer.append(audio=encoded(talk[: 2 * RATE]))
+            assert until(connection, "error")[-1].error.param == "session.audio.input.transcription.model"
         connection.input_audio_buffer.clear()
         until(connection, "input_audio_buffer.cleared")
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from http_server import error, openai_client, serving
+from http_server import TINY, error, openai_client, serving, serving_models
 from sensorium import InputError
 from sensorium.pipelines.speech.sound_writer import MEDIA_TYPES, SoundWriter
+from sensorium.server.config import ServerConfig
 
 PHONEMES = "hɛlˈO wˈɜɹld, ðˈɪs ɪz ɐ lˈɔŋ sˈɛntəns wˈɪð mˈɛni wˈɜɹdz. ænd ðˈɪs ɪz ɐnˈʌðəɹ wˈʌn, jˈɛs."
 
@@ -106,6 +107,19 @@ def test_clients_of_openai(served, samples):
 
 def test_voices(http):
     assert http.get("/v1/audio/voices").json() == {"voices": list(kokoro_files.VOICES)}
+
+
+def test_the_model_that_is_named_speaks(http, tmp_path):
+    """Of one model, another name is an error; of several, the named one is loaded for its voices."""
+    assert error(post(http, model="other"), 404)["code"] == "model_not_found"
+    assert error(http.get("/v1/audio/voices", params={"model": "other"}), 404)["code"] == "model_not_found"
+    kokoro_files.write_checkpoint(tmp_path / "model", kokoro_files.random_tensors())
+    models = [{"name": "tiny-vl", "path": str(TINY)}, {"name": "kokoro", "path": str(tmp_path / "model")}]
+    with serving_models(ServerConfig(models=models)) as (url, _), httpx.Client(base_url=url, timeout=240) as several:
+        assert several.get("/v1/audio/voices").json() == {"voices": []}
+        named = several.get("/v1/audio/voices", params={"model": "kokoro"})
+        assert named.json() == {"voices": list(kokoro_files.VOICES)}
+        assert post(several, model="kokoro", response_format="pcm").content
 
 
 @pytest.mark.parametrize(
