@@ -67,8 +67,19 @@ def _in_folder(root: Path, name: str) -> Path | None:
 
 
 def _on_hub(pattern: str, offline: bool, name: str) -> Path | None:
-    """Return the folder of an adapter on the Hub if its name is allowed. Raise HubError if it cannot be downloaded."""
-    return find_folder(name, offline=offline) if is_name(name) and fnmatchcase(name, pattern) else None
+    """Return the folder of an adapter on the Hub if its name is allowed.
+
+    Raises:
+        HubError: it cannot be downloaded.
+        CheckpointError: it is no adapter. A request must not download the weights of a model.
+    """
+    is_allowed = is_name(name) and fnmatchcase(name, pattern)
+    return find_folder(name, offline=offline, check=partial(_check_adapter, name)) if is_allowed else None
+
+
+def _check_adapter(name: str, folder: Path) -> None:
+    if not (folder / ADAPTER).is_file():
+        raise CheckpointError(f"{name} on the Hub has no {ADAPTER}, so it is no adapter")
 
 
 def _by_function(function: Callable[[str, str], Any], model: str, name: str) -> Path | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from family import ask
 from lora import matrices, tokens, write
 from parity import ROWS, LoadedModels, greedy, make_llm
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
+from sensorium.engine.config import EngineConfig
 from sensorium.engine.setup import lora_resolvers
 
 pytestmark = pytest.mark.in_process
@@ -56,7 +59,7 @@ def test_a_folder_the_hub_and_a_function(base: Path, root: Path, monkeypatch: py
     monkeypatch.setattr(EntryPoint, "load", lambda _: function)
     monkeypatch.setattr(lora_resolvers, "entry_points", entry_points)
     monkeypatch.setattr(
-        lora_resolvers, "find_folder", lambda name, offline: (downloads.append(name), root / "team" / "legal")[1]
+        lora_resolvers, "find_folder", lambda name, offline, check: (downloads.append(name), root / "team" / "legal")[1]
     )
     sources = [str(root), "hub:my-org/*", "store"]
     with make_llm(ROWS["qwen2_vl"], base, enable_lora=True, lora_resolvers=sources) as llm:
@@ -79,6 +82,28 @@ def test_a_folder_the_hub_and_a_function(base: Path, root: Path, monkeypatch: py
             assert (caught.value.info.code, caught.value.info.param) == ("invalid_value", "name")
         llm.unload_adapter("sql")
         assert answers(llm, "sql") == found[:1]
+
+
+def test_weights_of_models_on_the_hub_are_not_downloaded(
+    base: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is checked when its small files are there."""
+    adapter, checked = tmp_path / "adapter", list[Path]()
+    adapter.mkdir()
+    shutil.copy(root / "sql" / "adapter_config.json", adapter)
+    folders = {"my-org/adapter": adapter, "my-org/model": base}
+
+    def find_folder(name: str, offline: bool, check: Callable[[Path], None]) -> Path:
+        check(folders[name])
+        checked.append(folders[name])
+        return folders[name]
+
+    monkeypatch.setattr(lora_resolvers, "find_folder", find_folder)
+    (resolve,) = lora_resolvers.make_resolvers(EngineConfig(str(base), enable_lora=True, lora_resolvers=("hub:my-org/*",)))
+    assert resolve("my-org/adapter") == adapter
+    with pytest.raises(CheckpointError):
+        resolve("my-org/model")
+    assert checked == [adapter]
 
 
 def test_a_function_that_cannot_be_imported(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
