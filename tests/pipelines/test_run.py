@@ -440,8 +440,8 @@ def test_requests_of_a_run_without_an_answer():
     assert (run.done, run.result, list(run.waiting)) == (True, "done", [])
 
 
-@pytest.mark.parametrize("name", ["transcribe", "speak"])
-def test_short_work_does_not_wait_for_the_steps_of_tasks(monkeypatch, name):
+@pytest.mark.parametrize(("name", "tasks"), [("transcribe", "transcribe_tasks"), ("speak", "speech_tasks")])
+def test_short_work_does_not_wait_for_the_steps_of_tasks(monkeypatch, name, tasks):
     """Steps such as decoding an upload fill their own threads, not those that an event loop has for short work."""
     gate, begun = threading.Event(), threading.Semaphore(0)
 
@@ -453,10 +453,11 @@ def test_short_work_does_not_wait_for_the_steps_of_tasks(monkeypatch, name):
     async def run():
         engine = AsyncLLM.__new__(AsyncLLM)
         engine.engine = SimpleNamespace(config=SimpleNamespace(max_num_seqs=40))
-        monkeypatch.setattr(llm, f"{name}_tasks", lambda *_, **options: [reading] * 40)
+        monkeypatch.setattr(llm, tasks, lambda *_, **options: [reading] * 40)
         work = asyncio.ensure_future(getattr(engine, name)(b""))
         try:
             while not begun.acquire(blocking=False):
+                assert not work.done(), work.exception()
                 await asyncio.sleep(0.001)
             assert await asyncio.wait_for(asyncio.to_thread(len, "short"), LONG / 8) == 5
         finally:
