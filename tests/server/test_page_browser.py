@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,6 +195,8 @@ def answer_with(page, text):
 def test_escape_stops_a_stream(page, tiny, monkeypatch):
     llm = tiny[1].llm.llm
     monkeypatch.setattr(llm.engine, "default_params", replace(llm.default_params, ignore_eos=True))
+    core, step = llm.engine.loop.core, llm.engine.loop.core.step
+    monkeypatch.setattr(core, "step", lambda: (time.sleep(0.03), step())[1])  # so that the answer lasts until it is stopped
     page.locator("#text").fill("Read the text.")
     page.keyboard.press("Enter")
     page.locator(".answer", has_text=re.compile(".{5}", re.DOTALL)).wait_for()

@@ -175,7 +175,7 @@ def _stable(response: httpx.Response) -> Any:
     if response.headers["content-type"].startswith("text/event-stream"):
         *lines, last = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
         return last, "".join(json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines)
-    changing = r'"(id|system_fingerprint)":"[^"]*"|"created":[0-9]+'
+    changing = r'"(id|request_id|system_fingerprint)":"[^"]*"|"created":[0-9]+'
     return response.status_code, re.sub(changing, "", response.text)
 
 

