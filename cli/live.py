@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def speaker_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options with which speakers are told apart, for files and live streams."""
+    """Return the options that separate speakers, for files and live streams."""
     from ..pipelines.speech.options import read_speakers
 
     known = [text.partition("=")[::2] for text in args.known_speaker]

@@ -178,7 +178,7 @@ QWEN_7B = Model(28, 3584, 18944, 3584, 512, 152064, tower_weights=0.67e9)
 QWEN_72B = Model(80, 8192, 29568, 8192, 1024, 152064, tower_weights=0.67e9)
 QWEN_7B_INT4 = replace(QWEN_7B, weight_bytes=0.56)
 H100 = Machine(400e12, 2.3e12, 70e9, Link(150e9, 15e-6), Link(25e9, 50e-6), overhead=1.5e-3, per_request=0.02)
-"""Of 989 TFLOPS in bfloat16, 3.35 TB/s, 80 GB; NVLink and one 400 Gb/s port per GPU."""
+"""Assumed rates of an H100 with NVLink and a 400 Gb/s port. Its peaks: 989 TFLOPS in bfloat16, 3.35 TB/s, 80 GB."""
 CPU_NODE = Machine(8e12, 200e9, 200e9, Link(2.5e9, 60e-6), Link(2.5e9, 60e-6), overhead=3e-3, per_request=0.05)
 """A server with 48 cores that have AMX, eight channels of DDR5, 256 GB, 25 Gb/s Ethernet."""
 CHAT = (Kind(7, 400, 200, repeats=0.0), Kind(3, 100, 150, items=1, item_rows=1024, repeats=0.2))

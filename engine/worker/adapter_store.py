@@ -85,7 +85,7 @@ class AdapterStore:
             raise ConfigError(
                 f"the adapter {folder} has rank {rank}, above <<param=>>{self.max_rank}; raise it", param="max_lora_rank"
             )
-        # before tensors are read; of those that may be the model's own, none counts
+        # The room is checked before tensors are read. Tensors that may equal the model's own are not counted.
         self._check_room(layers.num_bytes(planned, [part for part in tensors if not part.is_base]), self.capacity)
         pairs, replaced = _read(layers, raw, {name: tensor.clone() for name, tensor in read_file(weights)})
         replaced = layers.without_own(replaced)

@@ -14,7 +14,7 @@ PANEL = 16
 
 @dataclass(frozen=True, eq=False)
 class LowRankWeights:
-    """What an adapter adds to a linear layer. All tensors have one dtype and device.
+    """The matrices that an adapter adds to a linear layer, all in one dtype and on one device.
 
     Args:
         down: `[ranks of all shards, inputs]`.

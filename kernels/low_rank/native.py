@@ -15,7 +15,7 @@ _GROUPS = 64  # adapters for which a table has room at first
 
 
 class AdapterTable:
-    """What an adapter adds to each layer, as the kernel reads it. It keeps the weights alive.
+    """Table of addresses from which the kernel reads an adapter's matrices, by layer. It keeps the weights alive.
 
     Args:
         products: by the number of the layer.

@@ -80,8 +80,8 @@ def read_links(data: _File, policy: MediaPolicy) -> Links:
     elif head[4:8] in _BOXES:
         starts = _box_links(data, steps)
     elif head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):
-        found = tuple(_limited(_mp3_links(data, steps)))
-        return Links(found, _mp3_has_holes(data, found, steps))
+        mp3_starts = tuple(_limited(_mp3_links(data, steps)))
+        return Links(mp3_starts, _mp3_has_holes(data, mp3_starts, steps))
     return Links(tuple(_limited(starts)))
 
 

@@ -84,7 +84,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class RankTraffic:
-    """What a rank sends in a step to each other rank.
+    """Messages and bytes that a rank sends to each other rank in a step.
 
     Args:
         messages: their number.

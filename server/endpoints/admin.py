@@ -96,4 +96,4 @@ ADMIN_PATHS: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
 }
 """Path -> methods and endpoint."""
 COMPUTING_PATHS = frozenset({"/v1/media/encode"})
-"""Those of them whose requests wait for the engine, and count against `max_requests` as requests of clients do."""
+"""Paths that use the engine: their requests count against `max_requests`, as those of clients do."""

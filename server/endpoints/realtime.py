@@ -238,7 +238,7 @@ class RealtimeSession:
         """
         before, now = self._settings.transcription or Transcription(), settings.transcription or Transcription()
         if now.speakers is not False and settings.turn_detection is None:
-            raise InputError("<<param>> are told apart with turn_detection; set it, or leave them out", param="speakers")
+            raise InputError("<<param>> need turn_detection, which is off; set it, or leave them out", param="speakers")
         if now.speaker_settings == before.speaker_settings:
             return self._voices
         clips = check_clips(now.known_speaker_references or [])

@@ -110,7 +110,7 @@ def test_voices(http):
 
 
 def test_the_model_that_is_named_speaks(http, tmp_path):
-    """Of one model, another name is an error; of several, the named one is loaded for its voices."""
+    """A server of one model refuses other names. A server of several loads the named model to list its voices."""
     assert error(post(http, model="other"), 404)["code"] == "model_not_found"
     assert error(http.get("/v1/audio/voices", params={"model": "other"}), 404)["code"] == "model_not_found"
     kokoro_files.write_checkpoint(tmp_path / "model", kokoro_files.random_tensors())

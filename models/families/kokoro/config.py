@@ -12,7 +12,7 @@ from ...text.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 EDGE = 0
 """The token before the first phoneme and after the last one."""
 _DEFAULTS = {"embedding_size": 128, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu_new"}
-"""Those of AlbertConfig."""
+"""Values of `plbert` that config.json may leave out: the defaults of transformers' AlbertConfig."""
 _ONE = ("num_hidden_groups", "inner_group_num")
 
 

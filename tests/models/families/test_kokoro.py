@@ -85,7 +85,7 @@ def test_samples_are_those_of_the_published_code(oracle, model, hidden, style, m
 
 
 def test_numbers_of_the_published_code(model, hidden, style):
-    """What the published code returned: frames, and samples of speech without a voice, whose source is noise."""
+    """Frames and samples equal those that the published code returned for unvoiced speech, whose source is noise."""
     frames, _ = spoken(model, hidden, style)
     assert frames.tolist() == FRAMES
     draw = torch.Generator().manual_seed(7)
