@@ -415,6 +415,20 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
         ConfigError: an unknown option, with the nearest known one in the message, or a value that is out of range or cannot be
             honoured.
     """
+    config = check_options(model, options)
+    try:
+        _check_media_folder(config.media.allowed_local_media_path)
+    except ConfigError as error:
+        raise as_given(error, options) from None
+    return config
+
+
+def check_options(model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
+    """Return the config of an engine that may run on another machine, whose folders for media are not looked for here.
+
+    Raises:
+        ConfigError: see `make_config`.
+    """
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         reason = f"model must be the path of a checkpoint's folder or a model's name on the Hub, not {short_repr(model)}"
         raise ConfigError(reason, param="model")
@@ -424,7 +438,6 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
     path = model if isinstance(model, str) else os.path.join(os.curdir, model)  # a Path is never a name on the Hub
     try:
         config = EngineConfig(path, **values)
-        _check_media_folder(config.media.allowed_local_media_path)
     except ConfigError as error:
         raise as_given(error, options) from None
     return replace(config, limit_mm_per_prompt=dict(config.limit_mm_per_prompt))

@@ -214,7 +214,7 @@ def translate_options(model: object, options: Mapping[str, Any], names: Collecti
             meant = hint(name, names, ["model", *NAMES])
             raise ConfigError(f"unknown option {short_repr(name)}; {meant}", param=str(name))
     if without_effect:
-        warnings.warn(f"options without effect here: {'; '.join(without_effect)}", UserWarning, stacklevel=5)
+        warnings.warn(f"options without effect here: {'; '.join(without_effect)}", UserWarning, stacklevel=6)
     return result
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..callers.errors import ConfigError, short_repr
+from ..engine.config import check_options
+from ..engine.engine import OTHERS
 from .row_tasks import Checkpoint, check_task, run_rows
 
 if TYPE_CHECKING:
@@ -53,13 +55,15 @@ def map_batches(
         The dataset with the columns `COLUMNS`. It is lazy, as all of Ray's datasets are.
 
     Raises:
-        ConfigError: Ray is not installed, an unknown task, or a column that is there already.
+        ConfigError: Ray is not installed, an unknown task, an option of the engine that is wrong, or a column that is there
+            already.
     """
     check_task(task)
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("sensorium.ray needs Ray; run pip install 'sensorium[ray]'")
     if not isinstance(column, str) or column in COLUMNS:
         raise ConfigError(f"<<param=>>{short_repr(column)} must be the name of a column other than {COLUMNS}", param="column")
+    check_options(model, {name: value for name, value in engine_options.items() if name not in ("max_waiting", *OTHERS)})
     settings = {
         "model": os.fspath(model),
         "column": column,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ...callers.errors import ConfigError, hint, short_repr
+from ...engine.config import check_options
+from ...engine.engine import OTHERS
 from ..config import ServerConfig, split_options
-from ..model_entries import ModelEntry
+from ..model_entries import PARSERS_OF_MODEL, ModelEntry
 from .model_deployments import ModelDeployment, Replicas, count, read_models
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("max_models_bytes", "model_idle_seconds", "model_wait_seconds", "model_queue"), "a replica has one model"),
 }
 """Options of the server that have no use here, and why."""
+_OF_SERVER = frozenset(option.name for option in fields(ServerConfig))
 
 
 def serve_app(
@@ -55,15 +59,18 @@ def serve_app(
         ingress_replicas: number of processes that read requests and choose the replicas.
 
     Raises:
-        ConfigError: Ray is not installed, or an option is wrong.
+        ConfigError: Ray is not installed, or an option is wrong. Options are checked here, before Ray starts anything.
     """
     _check_packages()
     for name, reason in _REFUSED.items():
         if name in server_options:
             raise ConfigError(f"<<param=>>{short_repr(server_options[name])} has no use on Ray Serve: {reason}", param=name)
     deployments = read_models(models, replicas, num_cpus, num_gpus)
+    _check_owner(engine_options, "engine_options")
+    for index, deployment in enumerate(deployments):
+        _check_owner(deployment.entry.options, f"models[{index}].options", PARSERS_OF_MODEL)
     options = [{**server_options, **engine_options, **_options(deployment.entry)} for deployment in deployments]
-    configs = [split_options(each)[0] for each in options]
+    configs = [_check_values(deployment.entry, own) for deployment, own in zip(deployments, options, strict=True)]
     return _bind(deployments, options, configs, deployment_options, count("ingress_replicas", ingress_replicas))
 
 
@@ -75,6 +82,22 @@ def _check_packages() -> None:
         from . import deployments  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"the server needs more packages ({error}); pip install 'sensorium[ray,serve]'") from None
+
+
+def _check_owner(options: Mapping[str, Any], where: str, allowed: Sequence[str] = ()) -> None:
+    """Raise ConfigError for an option of the server among those of LLM. `where`: the argument that has them."""
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"<<param=>>{short_repr(options)} must be an object of options of LLM", param=where)
+    for name in _OF_SERVER.difference(allowed).intersection(options):
+        reason = _REFUSED.get(name, "give it in <<server_options>>")
+        raise ConfigError(f"<<param=>>{short_repr(options[name])} in {where} is an option of the server: {reason}", param=name)
+
+
+def _check_values(entry: ModelEntry, options: Mapping[str, Any]) -> ServerConfig:
+    """Return the server's options of a model. Raise ConfigError for names and values that its replicas would refuse."""
+    config, engine_options = split_options(options)
+    check_options(entry.path, {name: value for name, value in engine_options.items() if name not in OTHERS})
+    return config
 
 
 def build_app(args: Mapping[str, Any]) -> Application:

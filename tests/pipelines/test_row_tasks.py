@@ -138,10 +138,15 @@ def test_texts_that_look_like_messages_are_texts(text: str) -> None:
     assert _plain(messages, "embed") == messages
 
 
-def test_bad_arguments_are_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_bad_arguments_are_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as raised:
         sensorium.ray.map_batches(None, MODEL, column="a", task="transcrbe")
     assert raised.value.info.param == "task"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    for options in ({"max_num_sequences": 1}, {"max_num_seqs": "many"}):
+        with pytest.raises(ConfigError) as raised:
+            sensorium.ray.map_batches(None, MODEL, column="a", engine_options=options)
+        assert raised.value.info.param == next(iter(options))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as raised:
         Checkpoint(tmp_path / "file")

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from http_server import TINY, error, image_url, make_server
 from sensorium.callers.errors import ConfigError
 from sensorium.server.app import make_app
 from sensorium.server.config import ServerConfig
+from sensorium.server.ray_serve.bridge import MAX_UNREAD_BYTES, Start, run_app
 from sensorium.server.ray_serve.ingress import ReplicaLost, make_ingress
 from sensorium.server.ray_serve.replica import Replica
 from sensorium.server.ray_serve.routing import FACTOR, SLACK, preferred, routing_key
@@ -263,6 +264,14 @@ def test_a_request_whose_replica_ends_is_sent_again_unless_it_was_answered() -> 
         ({"models": "a", "server_options": {"data_dir": "/x"}}, "data_dir"),
         ({"models": "a", "server_options": {"port": 8000}}, "port"),
         ({"models": "a", "engine_options": {"max_num_sequences": 1}}, "max_num_sequences"),
+        ({"models": "a", "engine_options": {"max_num_seqs": "many"}}, "max_num_seqs"),
+        ({"models": "a", "engine_options": {"media": {"max_image_pixel": 1}}}, "media"),
+        ({"models": "a", "engine_options": {"port": 8000}}, "port"),
+        ({"models": "a", "engine_options": {"max_requests": 8}}, "max_requests"),
+        ({"models": "a", "engine_options": ["max_num_seqs"]}, "engine_options"),
+        ({"models": [{"path": "a"}, {"path": "b", "options": {"max_num_sequences": 1}}]}, "max_num_sequences"),
+        ({"models": [{"path": "a"}, {"path": "b", "options": {"dtype": "float17"}}]}, "dtype"),
+        ({"models": [{"path": "a", "options": {"data_dir": "/x"}}]}, "data_dir"),
         ({"models": "a", "server_options": {"max_requests": 0}}, "max_requests"),
         ({"model": "a"}, "model"),
         ({}, "models"),
@@ -276,6 +285,75 @@ def test_bad_arguments_are_refused_before_anything_runs(
     with pytest.raises(ConfigError) as raised:
         sensorium.ray.build_app(arguments)
     assert raised.value.info.param == param
+
+
+def test_options_that_only_the_nodes_can_honour_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that builds the application may have neither the GPU nor the folder of the nodes."""
+    monkeypatch.setattr("sensorium.server.ray_serve.app._check_packages", lambda: None)
+    monkeypatch.setattr("sensorium.server.ray_serve.app._bind", lambda *_: "bound")
+    media = {"allowed_local_media_path": "/no/such/folder"}
+    engine = {"device": "cuda:7", "media": media, "chat_template": "{{ 1 }}"}
+    models = [{"path": "a", "options": {"tool_call_parser": "hermes"}}]
+    assert sensorium.ray.serve_app(models, engine_options=engine) == "bound"
+
+
+Message = MutableMapping[str, Any]
+
+
+async def sent_until_it_waits(counts: list[int], block: int) -> AsyncGenerator[Any, None]:
+    """Return the response of an application that sends 16 blocks and counts them; its start is read."""
+
+    async def app(scope: Message, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(16):
+            await send({"type": "http.response.body", "body": bytes(block), "more_body": number < 15})
+            counts[0] += 1
+
+    response = run_app(app, {"type": "http"}, b"")
+    assert isinstance(await anext(response), Start)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    return response
+
+
+def test_a_response_that_is_not_read_stops_its_application() -> None:
+    async def run() -> None:
+        counts, block = [0], MAX_UNREAD_BYTES // 4
+        response = await sent_until_it_waits(counts, block)
+        assert counts == [3]  # the fourth fills the limit
+        assert len(await anext(response)) == block
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert counts == [4]
+        assert [len(part) async for part in response] == [block] * 15
+        assert counts == [16]
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_leaves_ends_an_application_that_waits_for_it() -> None:
+    """Also one that still sends an error when it is cancelled."""
+
+    async def run() -> None:
+        errors: list[str] = []
+
+        async def app(scope: Message, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            try:
+                while True:
+                    await send({"type": "http.response.body", "body": bytes(MAX_UNREAD_BYTES), "more_body": True})
+            except asyncio.CancelledError:
+                await send({"type": "http.response.body", "body": bytes(MAX_UNREAD_BYTES), "more_body": False})
+                errors.append("sent")
+                raise
+
+        response = run_app(app, {"type": "http"}, b"")
+        assert isinstance(await anext(response), Start)
+        assert len(await anext(response)) == MAX_UNREAD_BYTES
+        await asyncio.wait_for(response.aclose(), 60)
+        assert errors == ["sent"]
+
+    asyncio.run(run())
 
 
 def needs_ray(test: Any) -> Any:
