@@ -59,7 +59,8 @@ class ResizePolicy:
         factor: both sides become multiples of this.
         min_pixels, max_pixels: bounds of the area; if `frames` is above 1, of the area of all frames together.
         max_ratio: the longer side may be at most this many times the shorter one.
-        frames: number of frames of a video. If it is above 1, frames with a side below `factor` are enlarged to it first.
+        frames: number of frames of a video.
+        scale_short_sides: scale images and frames with a side below `factor` up to it first, both sides rounded down.
         counted: `frames` in whole temporal patches. The area is compared with the bounds for `counted` frames, but scaled
             to them for `frames`, as in the published code.
         enlarge: enlarge images with a side below `factor` to it first.
@@ -74,6 +75,7 @@ class ResizePolicy:
     counted: int = 1
     enlarge: bool = False
     squeeze: bool = False
+    scale_short_sides: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, in
     if min(height, width) < 1:
         raise InputError(f"an image of {width}x{height} has no pixels")
     factor, least, most = policy.factor, policy.min_pixels, policy.max_pixels
-    if policy.frames > 1 and min(height, width) < factor:
+    if policy.scale_short_sides and min(height, width) < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
     if policy.enlarge and height < factor:

@@ -61,7 +61,8 @@ class PatchSpec(PixelSpec):
             if self.max_video_pixels is not None:
                 most = max(min(self.max_video_pixels, most // frames), int(self.min_pixels * 1.05)) * frames
             counted = round(frames / self.temporal) * self.temporal
-            return ResizePolicy(self.patch * self.merge, self.min_pixels, most, frames=frames, counted=counted)
+            factor = self.patch * self.merge
+            return ResizePolicy(factor, self.min_pixels, most, frames=frames, counted=counted, scale_short_sides=True)
         if self.max_video_pixels is not None:
             most = max(min(most, self.max_video_pixels * self.temporal // frames), int(self.min_pixels * 1.05))
         factor, enlarge = self.patch * self.merge, self.upscale_short_sides

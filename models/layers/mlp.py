@@ -104,3 +104,11 @@ def gated_mlp_bytes(width: int, inner: int, ops: OpBytes, out: int | None = None
     wide = ops.linear_result(2 * inner, rows)
     adapted = max(wide + adapters.first, inner * s + ops.linear_result(out, rows) + adapters.last)
     return max(ops.mlp(width, 2 * inner, inner, rows, out), wide + inner * s + gate, adapted)
+
+
+def plain_mlp_bytes(width: int, inner: int, ops: OpBytes, adapters: AdapterBytes = NO_ADAPTERS) -> int:
+    """Return the bytes per row alive in PlainMlp, without its input. In torch an activation may need a tensor of its own."""
+    s, rows = ops.dtype.itemsize, ops.limits.rows
+    wide, scratch = ops.linear_result(inner, rows), 0 if ops.fused("activation") else inner * s
+    adapted = max(wide + adapters.first, inner * s + ops.linear_result(width, rows) + adapters.last)
+    return max(ops.mlp(width, inner, inner, rows), wide + inner * s + scratch, adapted)

@@ -18,7 +18,7 @@ from ..layers.basic import AddResidual, EmbeddingTable, Norm, Scale, ScaledNorm,
 from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
-from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes
+from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes, plain_mlp_bytes
 from ..layers.moe import Mixture, MixtureBeside, ModalityMixture, mixture_bytes
 from ..layers.ranks import current_ranks
 from ..layers.recurrent import GatedDeltaNet, LightningAttention, Mamba2, ShortConv, recurrent_bytes
@@ -405,7 +405,8 @@ def _part_bytes(
     if isinstance(part, AttentionSpec):
         return attention_bytes(width, part, ops, adapters)
     if isinstance(part, MlpSpec):
-        return gated_mlp_bytes(width, part.inner, ops, adapters=adapters)
+        bytes_of = plain_mlp_bytes if part.plain else gated_mlp_bytes
+        return bytes_of(width, part.inner, ops, adapters=adapters)
     if isinstance(part, LatentSpec):
         part_bytes = latent_attention_bytes(width, part, ops)
     elif isinstance(part, StateSpec):
