@@ -120,6 +120,7 @@ _NAMES: dict[str, str] = {
         "ColQwen2ForRetrieval/qwen2_5_vl ColQwen2ForRetrieval/qwen2_5_vl_vision ColQwen2_5 ColQwen3 OpsColQwen3Model"
     ),
     "cosmos3": "Cosmos3ForConditionalGeneration Cosmos3OmniForConditionalGeneration",
+    "cosmos3_edge": "Cosmos3EdgeForConditionalGeneration",
     "deepseek_ocr2": "DeepseekOCR2ForCausalLM DeepseekOCRForCausalLM DeepseekOcr2ForConditionalGeneration",
     "deepseek_vl2": "DeepseekVLV2ForCausalLM",
     "dots_ocr": "DotsOCRForCausalLM",

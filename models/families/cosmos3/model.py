@@ -20,11 +20,17 @@ _ATTENTION = tuple(
         *((f"norm_{kind}", f"{kind}_norm") for kind in "qk"),
     )
 )
-_GENERATOR = (
+_IN_LAYERS = (
     *(f".{name}." for name in ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "norm_added_q", "norm_added_k")),
     "moe_gen",
+    ".k_norm_und_for_gen.",
 )
 """Parts of the names of the generator's tensors in layers of the decoder."""
+GENERATOR = (
+    "proj_in.", "proj_out.", "time_embedder.",
+    *(f"{kind}_{part}" for kind in ("audio", "action") for part in ("proj_in.", "proj_out.", "modality_embed")),
+)  # fmt: skip
+"""Prefixes of the generator's other tensors."""
 
 
 class Cosmos3(Qwen3VL):
@@ -37,12 +43,14 @@ class Cosmos3(Qwen3VL):
         ("deepstack_merger_list.", "deepstack_mergers."),
         *PREFIXES,
     )
-    ignored = (
-        "proj_in.", "proj_out.", "time_embedder.",
-        *(f"{kind}_{part}" for kind in ("audio", "action") for part in ("proj_in.", "proj_out.", "modality_embed")),
-    )  # fmt: skip
+    ignored = GENERATOR
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in super().convert_weights(weights):
-            if not any(part in name for part in _GENERATOR):
-                yield replace_parts(name, _ATTENTION), tensor
+        return reasoner_weights(super().convert_weights(weights))
+
+
+def reasoner_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Leave out the generator's tensors in layers of the decoder, and yield the others with Qwen3-VL's names."""
+    for name, tensor in weights:
+        if not any(part in name for part in _IN_LAYERS):
+            yield replace_parts(name, _ATTENTION), tensor
