@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from ..processors.elements.element import Cell, Element
 from ..processors.elements.formats import HTML_BOX, MarkedText
+from ..processors.elements.latex_tables import BEGIN as LATEX_TABLE
+from ..processors.elements.latex_tables import closing_brace, latex_text, read_latex_table, table_end
 from ..processors.elements.tables import MAX_CELLS, read_table, text_outside
 
-__all__ = ["HTML_BOX", "MAX_CELLS", "Cell", "Element", "MarkedText", "read_table", "text_outside"]
+__all__ = [
+    "HTML_BOX",
+    "LATEX_TABLE",
+    "MAX_CELLS",
+    "Cell",
+    "Element",
+    "MarkedText",
+    "closing_brace",
+    "latex_text",
+    "read_latex_table",
+    "read_table",
+    "table_end",
+    "text_outside",
+]

@@ -9,7 +9,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ...engine.elements import MAX_CELLS, Cell, read_table, text_outside
+from ...engine.elements import (
+    LATEX_TABLE,
+    MAX_CELLS,
+    Cell,
+    closing_brace,
+    latex_text,
+    read_latex_table,
+    read_table,
+    table_end,
+    text_outside,
+)
 from .blocks import Block, Kind, Line, table_text
 
 _FENCE = re.compile(r"\s{0,3}(`{3,}|~{3,})\s*([\w+-]*)$")  # of a line without spaces at its end
@@ -29,6 +39,17 @@ _TAGS: dict[str, Kind] = {
 }  # fmt: skip
 _TAGGED = re.compile(rf"\s*<({'|'.join(_TAGS)})>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
 _TABLE, _TABLE_END = re.compile(r"<table\b", re.IGNORECASE), re.compile(r"</table\s*>", re.IGNORECASE)
+_CAPTION = re.compile(r"\s*\\caption\*?\s*(?:\[[^\[\]]*\])?\s*(?=\{)")
+_LAYOUT = re.compile(
+    r"""\s*\\(?:(?:begin|end)\s*\{(?:(?:wrap|sideways)?table\*?|center|adjustbox|threeparttable)\}(?:\[[^\[\]]*\]|\{[^{}]*\})*
+    |(?:centering|tiny|scriptsize|footnotesize|small|normalsize)\b
+    |(?:label|setlength|addtolength|renewcommand|vspace)\*?(?:\s*\{[^{}]*\}){1,2}
+    |(resizebox|scalebox)\*?(?:\s*\{[^{}]*\}){1,2}\s*\{%?)""",
+    re.VERBOSE,
+)
+"""What LaTeX has around a table that is no text of it."""
+_MAX_UNCLOSED = 16  # LaTeX tables without an end, after which no more are looked for
+_CAPTION_LINES = 64
 _WRAPPED = ("", "markdown", "md", "html")  # languages of a code fence around a whole answer
 _FRONT_MATTER = ("primary_language", "is_rotation_valid", "rotation_correction", "is_table", "is_diagram")  # olmOCR's
 
@@ -68,6 +89,8 @@ class _Splitter:
         unclosed: ends of formulas that no line from here on has.
         table_end: the last line that was found to end a table.
         tables_from: lines before it begin no table.
+        unclosed_tables: LaTeX tables that were found to have no end.
+        open_boxes: LaTeX boxes around a table whose closing brace has not come yet.
     """
 
     lines: list[str]
@@ -79,6 +102,8 @@ class _Splitter:
     unclosed: set[str] = field(default_factory=set)
     table_end: int = -1
     tables_from: int = 0
+    unclosed_tables: int = 0
+    open_boxes: int = 0
 
     def split(self) -> list[Block]:
         at = 0
@@ -96,7 +121,7 @@ class _Splitter:
         if not line.strip() or _RULE.match(line):
             self._end()
             return at + 1
-        for read in (self._fence, self._formula, self._html_table, self._pipe_table, self._tagged):
+        for read in (self._fence, self._formula, self._html_table, self._latex, self._pipe_table, self._tagged):
             if (after := read(at)) is not None:
                 return after
         if heading := _HEADING.match(line):
@@ -188,6 +213,45 @@ class _Splitter:
             ends = (i for i in range(at, len(self.lines)) if _TABLE_END.search(self.lines[i]))
             self.table_end = next(ends, len(self.lines) - 1)
         return self.table_end
+
+    def _latex(self, at: int) -> int | None:
+        """Read a LaTeX table, its caption, or commands around it. What stands before a table on its line is a paragraph."""
+        line = self.lines[at]
+        if "\\" not in line:
+            return self._close_box(at) if self.open_boxes else None
+        if (layout := _LAYOUT.match(line)) is not None:
+            self._end()
+            self.open_boxes += layout[1] is not None
+            return self._read_on(at, line[layout.end() :])
+        if (caption := _CAPTION.match(line)) is not None:
+            text = "\n".join(self.lines[at : at + _CAPTION_LINES])
+            end = closing_brace(text, caption.end())
+            self._add("caption", latex_text(text[caption.end() + 1 : end]))
+            return self._read_on(at + text[:end].count("\n"), text[end + 1 :].partition("\n")[0])
+        begin = LATEX_TABLE.search(line)
+        if begin is None or self.unclosed_tables >= _MAX_UNCLOSED:
+            return None
+        end_of_table = table_end(self.lines, at, begin.start())
+        if end_of_table is None:
+            self.unclosed_tables += 1
+            return None
+        last, column = end_of_table
+        inside = [line[begin.start() :], *self.lines[at + 1 : last + 1]]
+        inside[-1] = inside[-1][: column - (begin.start() if last == at else 0)]
+        cells = read_latex_table("\n".join(inside))
+        if not cells or len(cells) >= MAX_CELLS:
+            return None
+        if before := line[: begin.start()].strip():
+            self.paragraph.append(before)
+        self._add("table", table_text(cells), cells=cells)
+        return self._read_on(last, self.lines[last][column:])
+
+    def _close_box(self, at: int) -> int | None:
+        """Read the brace that closes a box around a table."""
+        if not (line := self.lines[at].lstrip()).startswith("}"):
+            return None
+        self.open_boxes -= 1
+        return self._read_on(at, line[1:])
 
     def _pipe_table(self, at: int) -> int | None:
         """Read a table of lines with `|`, whose second line has dashes."""

@@ -89,7 +89,7 @@ def _check_owner(options: Mapping[str, Any], where: str, allowed: Sequence[str] 
     if not isinstance(options, Mapping):
         raise ConfigError(f"<<param=>>{short_repr(options)} must be an object of options of LLM", param=where)
     for name in _OF_SERVER.difference(allowed).intersection(options):
-        reason = _REFUSED.get(name, "give it in <<server_options>>")
+        reason = _REFUSED.get(name, "give it in server_options")
         raise ConfigError(f"<<param=>>{short_repr(options[name])} in {where} is an option of the server: {reason}", param=name)
 
 

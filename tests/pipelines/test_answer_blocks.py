@@ -406,3 +406,105 @@ def test_open_tables_are_read_once(monkeypatch: pytest.MonkeyPatch, cells: str) 
 )
 def test_headings(line: str, title: str | None) -> None:
     assert [block.text for block in blocks(line) if block.kind == "heading"] == ([] if title is None else [title])
+
+
+LATEX = r"""\begin{table}[htbp]
+\centering \small
+\caption{Prices in \emph{euros} {and
+more}}
+\label{tab:a}
+\resizebox{\textwidth}{!}{%
+\begin{tabular}{|l|c|r|}
+\toprule
+\multirow{2}{*}{\textbf{Name}} & \multicolumn{2}{c|}{Price \& tax} \\ \cline{2-3}
+ & net & gross % a comment & with a cell
+\\ \midrule
+cup & $x_1$ & {5} \\[2pt]
+lid & \multicolumn{2}{c}{\multirow{2}{*}{none}} \\
+box & \multicolumn{2}{c}{} \\ \bottomrule
+\end{tabular}
+}
+\end{table}
+after
+"""
+
+
+def test_latex_tables_have_cells_with_spans_and_a_header() -> None:
+    caption, table, after = blocks(LATEX)
+    assert (caption.kind, caption.text, after.kind, after.text) == ("caption", "Prices in euros and more", "paragraph", "after")
+    assert table.cells == (
+        Cell(0, 0, "Name", 2, 1, True),
+        Cell(0, 1, "Price & tax", 1, 2, True),
+        Cell(1, 1, "net", header=True),
+        Cell(1, 2, "gross", header=True),
+        Cell(2, 0, "cup"),
+        Cell(2, 1, "$x_1$"),
+        Cell(2, 2, "5"),
+        Cell(3, 0, "lid"),
+        Cell(3, 1, "none", 2, 2),
+        Cell(4, 0, "box"),
+    )
+
+
+def test_latex_tables_on_one_line_as_got_writes_them() -> None:
+    nested = r"\begin{tabular}{c} 2 \\ 3 \end{tabular}"
+    text = rf"See \begin{{tabular}}{{|l|l|}} \hline a & b \\ \hline 1 & {nested} \\ \hline \end{{tabular}} and more"
+    found = blocks(text)
+    assert shape(found) == [("paragraph", "See"), ("table", "a\tb\n1\t2 3"), ("paragraph", "and more")]
+    assert [cell.header for cell in found[1].cells] == [True, True, False, False]
+    assert shape(blocks(r"\begin{longtable}{ll} a & b \\ \endhead c & d \\ \end{longtable}"))[0][0] == "table"
+
+
+def test_a_cell_with_text_ends_the_span_above_it() -> None:
+    (table,) = blocks(r"\begin{tabular}{cc} \multirow{3}{*}{a} & b \\ & c \\ d & e \end{tabular}")
+    assert [(cell.text, cell.row, cell.row_span) for cell in table.cells] == [
+        ("a", 0, 2),
+        ("b", 0, 1),
+        ("c", 1, 1),
+        ("d", 2, 1),
+        ("e", 2, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", [r"\begin{tabular}{c} a & b \\ never ends", r"\begin{tabular}{c} \end{tabular}", r"\begin{tabular}"]
+)
+def test_latex_without_a_whole_table_stays_text(text: str) -> None:
+    assert shape(blocks(text)) == [("paragraph", text)]
+
+
+LATEX_PIECES = [r"\begin{tabular}", r"\end{tabular}", "{c}", "{", "}", "&", "\\\\", r"\multirow{2}{*}{", r"\multicolumn{3}{c}{"]
+LATEX_PIECES += [
+    r"\hline",
+    r"\midrule",
+    "%",
+    "\n",
+    "a",
+    "$",
+    r"\(",
+    r"\caption{",
+    r"\begin{table}",
+    r"\resizebox{1}{!}{",
+    "[",
+    "]",
+    "\\",
+]
+
+
+@given(st.lists(st.sampled_from(LATEX_PIECES), max_size=40))
+@settings(deadline=None)
+def test_no_two_cells_of_a_latex_table_are_at_one_place(pieces: list[str]) -> None:
+    for block in blocks("".join(pieces)):
+        rows = (range(cell.row, cell.row + cell.row_span) for cell in block.cells)
+        columns = (range(cell.column, cell.column + cell.column_span) for cell in block.cells)
+        places = [(row, column) for down, across in zip(rows, columns, strict=True) for row in down for column in across]
+        assert len(places) == len({*places})
+
+
+@pytest.mark.parametrize("piece", LATEX_PIECES)
+def test_hostile_latex_has_few_steps(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables without an end are looked for a few times only."""
+    calls, whole = list[int](), markdown.table_end
+    monkeypatch.setattr(markdown, "table_end", lambda *arguments: (calls.append(1), whole(*arguments))[1])
+    blocks("\n".join([r"\begin{tabular}{c}"] * 2000) + piece * 2000)
+    assert len(calls) <= 32
