@@ -117,7 +117,8 @@ _NAMES: dict[str, str] = {
     "cohere_asr": "CanaryForConditionalGeneration CohereAsrForConditionalGeneration",
     "colpali": (
         "ColModernVBertForRetrieval ColPali ColPaliForRetrieval ColQwen2 ColQwen2ForRetrieval "
-        "ColQwen2ForRetrieval/qwen2_5_vl ColQwen2ForRetrieval/qwen2_5_vl_vision ColQwen2_5 ColQwen3 OpsColQwen3Model"
+        "ColQwen2ForRetrieval/qwen2_5_vl ColQwen2ForRetrieval/qwen2_5_vl_vision ColQwen2_5 ColQwen3 OpsColQwen3Model "
+        "Qwen3VLNemotronEmbedModel"
     ),
     "cosmos3": "Cosmos3ForConditionalGeneration Cosmos3OmniForConditionalGeneration",
     "cosmos3_edge": "Cosmos3EdgeForConditionalGeneration",

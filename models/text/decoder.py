@@ -187,7 +187,7 @@ class Decoder(TensorModule):
             for i, (make, layer) in enumerate(zip(classes, spec.layers, strict=True))
         ]
         self.layers = nn.ModuleList(layers)
-        self.norm = build_norm(spec, dtype, device, spec.last_norm)
+        self.norm: Norm | AddResidual = build_norm(spec, dtype, device, spec.last_norm)
         self.cache_specs, self.cache_of_layer = list[CacheSpec](), list[int]()
         for layer, module in zip(spec.layers, layers, strict=True):
             source = getattr(layer.mixer, "source", None)

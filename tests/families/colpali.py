@@ -1,6 +1,7 @@
-"""ColPali, ColQwen2, ColQwen2.5, ColQwen3 and ColModernVBERT in the suite of embedders.
+"""ColPali, ColQwen2, ColQwen2.5, ColQwen3, Nemotron-ColEmbed-VL and ColModernVBERT in the suite of embedders.
 
-transformers has no class of ColQwen3; its oracle is Qwen3-VL of transformers and a linear layer.
+transformers has no class of ColQwen3; its oracle is Qwen3-VL of transformers and a linear layer. The oracle of
+Nemotron-ColEmbed-VL is Qwen3-VL without its last norm, with the mask and the prompts of its publisher's class.
 """
 
 from __future__ import annotations
@@ -141,12 +142,44 @@ class ColQwen3(torch.nn.Module):
         save_file({name: value.contiguous() for name, value in self.state_dict().items()}, folder / "model.safetensors")
 
 
+class NemotronColEmbed(torch.nn.Module):
+    """Qwen3-VL without a last norm, whose tokens all see each other, under its publisher's names."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        ensure_torchvision()
+        import transformers as tf
+
+        self.config = config
+        inner = tf.Qwen3VLConfig.from_dict({**config, "model_type": "qwen3_vl"})
+        self.vlm = tf.Qwen3VLForConditionalGeneration._from_config(inner, attn_implementation="eager")
+        self.vlm.model.language_model.norm = torch.nn.Identity()
+
+    def forward(self, input_ids: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
+        kinds, count = (input_ids == self.config["image_token_id"]).int(), input_ids.shape[1]
+        place = self.vlm.model.get_rope_index(input_ids, mm_token_type_ids=kinds, image_grid_thw=given.get("image_grid_thw"))[0]
+        seen = torch.zeros(1, 1, count, count)
+        hidden = self.vlm.model(input_ids=input_ids, attention_mask=seen, position_ids=place, **given).last_hidden_state[0]
+        return torch.nn.functional.normalize(hidden, dim=-1)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        held: dict[str, Any] = self.vlm.state_dict(*args, **kwargs)
+        return held
+
+    def save_pretrained(self, folder: Path, max_shard_size: object = None) -> None:
+        """Save the weights as published, those of a norm and a head that are not used included."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config))
+        tensors = {name: value.contiguous() for name, value in self.state_dict().items()}
+        save_file(tensors | {"model.language_model.norm.weight": torch.full((64,), 3.0)}, folder / "model.safetensors")
+
+
 class ColQwen3Processor(SimpleNamespace):
     def save_pretrained(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)
 
 
-def qwen3(seed: int) -> tuple[Any, Any]:
+def qwen3(seed: int, kind: Any = ColQwen3, **named: Any) -> tuple[Any, Any]:
     ensure_torchvision()
     import transformers as tf
 
@@ -159,15 +192,17 @@ def qwen3(seed: int) -> tuple[Any, Any]:
     ids = {f"{name}_token_id": words.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "vision_end")}
     ids |= {f"{name}_token_id": words.convert_tokens_to_ids(f"<|{name}_pad|>") for name in ("image", "video")}
     config = tf.Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids).to_dict()
-    model = ColQwen3({**config, "architectures": ["ColQwen3"], "model_type": "colqwen3", "embed_dim": 32}).eval()
+    named = named or {"architectures": ["ColQwen3"], "model_type": "colqwen3", "embed_dim": 32}
+    model = kind({**config, **named}).eval()
     randomise(model, seed)
     images = tf.Qwen2VLImageProcessor(size={"shortest_edge": 64 * 64, "longest_edge": 160 * 160}, **half)
     return model, ColQwen3Processor(tokenizer=words, image_processor=images, image_token_id=ids["image_token_id"])
 
 
-def load_qwen3(folder: Path) -> tuple[Any, Any]:
-    model = ColQwen3(json.loads((folder / "config.json").read_text()))
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+def load_qwen3(folder: Path, kind: Any = ColQwen3) -> tuple[Any, Any]:
+    model, tensors = kind(json.loads((folder / "config.json").read_text())), load_file(folder / "model.safetensors")
+    unused = tensors.pop("model.language_model.norm.weight", None)
+    (model if unused is None else model.vlm).load_state_dict(tensors)
     words, images = (part.from_pretrained(folder) for part in _qwen_parts())
     token = model.config["image_token_id"]
     return model.eval(), ColQwen3Processor(tokenizer=words, image_processor=images, image_token_id=token)
@@ -186,6 +221,16 @@ def qwen3_inputs(processor: Any, item: Any) -> dict[str, Any]:
     rows = "<|image_pad|>" * (int(made["image_grid_thw"].prod()) // 4)
     page = f"<|im_start|>user\n<|vision_start|>{rows}<|vision_end|>Describe the image.<|im_end|><|endoftext|>"
     return {"input_ids": processor.tokenizer(page, return_tensors="pt")["input_ids"], **made}
+
+
+def nemotron_inputs(processor: Any, item: Any) -> dict[str, Any]:
+    made, text = dict[str, Any](), f"Query: query: {item}"
+    if not isinstance(item, str):
+        made = dict(processor.image_processor([item], return_tensors="pt"))
+        rows = "<|image_pad|>" * (int(made["image_grid_thw"].prod()) // 4)
+        text = f"<|vision_start|>{rows}<|vision_end|>passage: "
+    turns = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    return {"input_ids": processor.tokenizer(turns, return_tensors="pt")["input_ids"], **made}
 
 
 def run_qwen3(model: Any, given: dict[str, Any]) -> torch.Tensor:
@@ -244,5 +289,19 @@ EMBEDDERS = [
         run=run_qwen3,
         load=load_qwen3,
         layouts={"OpenSearch": (opensearch, opensearch_config)},
+    ),
+    row(
+        "nemotron_colembed",
+        partial(
+            qwen3,
+            kind=NemotronColEmbed,
+            architectures=["Qwen3VLNemotronEmbedModel"],
+            model_type="qwen3_vl_nemotron_embed",
+            pooling="colbert",
+        ),
+        inputs=nemotron_inputs,
+        run=run_qwen3,
+        load=partial(load_qwen3, kind=NemotronColEmbed),
+        layouts={"without an outer name": (lambda name: name.removeprefix("model."), lambda config: config)},
     ),
 ]

@@ -14,10 +14,12 @@ FAMILY = Family(
         "ColQwen2_5": ("ColQwen25", "ColQwenProcessingInfo"),
         "ColQwen3": ("ColQwen3", "ColQwen3ProcessingInfo"),
         "OpsColQwen3Model": ("ColQwen3", "ColQwen3ProcessingInfo"),
+        "Qwen3VLNemotronEmbedModel": ("NemotronColEmbed", "NemotronColEmbedProcessingInfo"),
     },
     features=(
         "vectors of all tokens for late interaction: `embed` of pages and queries, `score` by MaxSim; ColPali, "
-        "ColQwen2, ColQwen2.5, ColQwen3 and ColModernVBERT; the Hub's layout and the publisher's"
+        "ColQwen2, ColQwen2.5, ColQwen3, Nemotron-ColEmbed-VL v2 (Qwen3-VL whose tokens see each other) and ColModernVBERT; "
+        "the Hub's layout and the publisher's"
     ),
     limits="vectors only; no videos; prompts of ColQwen3 are those of ColQwen2 unless processor_config.json says otherwise",
     other_tests="tests/models/families/test_embedders.py",

@@ -1,4 +1,7 @@
-"""ColPali, ColQwen2, 2.5 and 3, and ColModernVBERT: models that embed each token for late interaction (arXiv 2407.01449)."""
+"""Models that embed each token for late interaction (arXiv 2407.01449).
+
+These are ColPali, ColQwen2, 2.5 and 3, Nemotron-ColEmbed-VL v2 and ColModernVBERT.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ....checkpoints.config import positive_int, require, unnest
+from ...layers.basic import AddResidual
 from ...layers.connectors import ProjectorSpec
 from ...layers.linear import Linear
 from ...tower_model import TowerModel
@@ -92,6 +96,24 @@ class ColQwen3(LateInteraction, Qwen3VL):
             return
         device, shards = self.language_model.embed_tokens.weight.device, {"embedding_proj_layer": self.token_size}
         self.embedding_proj_layer = Linear(self.hidden_size, shards, False, self.dtype, device, exact=True)
+
+
+class NemotronColEmbed(Qwen3VL):
+    """Qwen3-VL whose tokens all see each other. The vectors are the states of the last layer, without norm and projection.
+
+    Source: the publisher's class.
+    """
+
+    pooling = "tokens"
+    ignored = ("language_model.norm.", "head.")
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        text = {**require(config, "text_config"), "is_causal": True}  # the processor makes the prompt one span
+        super().__init__({**config, "text_config": text}, dtype, device)
+        self.head, self.language_model.norm = None, AddResidual()
+
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        """Do nothing: a stored language model head is not used."""
 
 
 class ModernVBert(TowerModel):

@@ -1,4 +1,4 @@
-"""Input processing of ColPali, ColQwen2, 2.5 and 3, and ColModernVBERT: the published prompts for a page and for a query."""
+"""Input processing of models that embed each token: the published prompts for a page and for a query."""
 
 from __future__ import annotations
 
@@ -57,6 +57,24 @@ class ColQwen3ProcessingInfo(Qwen3VLProcessingInfo):
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
         super().__init__(files, *kwargs)
         self.chat_template = _qwen_template(files)
+
+
+class NemotronColEmbedProcessingInfo(Qwen3VLProcessingInfo):
+    """ProcessingInfo of Nemotron-ColEmbed-VL v2, whose prompts are turns of a chat."""
+
+    modalities = ("image",)
+    valid_kwargs = {"image": IMAGE_KWARGS}
+    takes_instruction = False
+    placeholders = {"image": ("image_token_id", 151655)}
+    prompt_attention = PREFIX_LM
+
+    def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
+        super().__init__(files, *kwargs)
+        settings = files.read_json("processor_config.json")
+        query, page = (settings.get(f"{kind}_prefix", f"{kind}:") for kind in ("query", "passage"))
+        start, end = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+        image = f"{start}<|vision_start|><|image_pad|><|vision_end|>{page + ' ' if page else ''}{end}"
+        self.chat_template = retrieval_template(image, f"{start}Query: {query + ' ' if query else ''}", end)
 
 
 def _qwen_template(files: ProcessorFiles) -> str:
