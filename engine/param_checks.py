@@ -35,7 +35,8 @@ def as_tuple(name: str, value: Collection[Any] | None, limit: int = _MAX_STRINGS
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
         raise param_error(name, value, f"must be {expected}")
     check_count(name, values, limit)
-    return builtin_copy(tuple(values), name)  # type: ignore[no-any-return]
+    copied: tuple[Any, ...] = builtin_copy(tuple(values), name)
+    return copied
 
 
 def check_count(name: str, values: Collection[object], limit: int) -> None:

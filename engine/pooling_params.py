@@ -183,11 +183,10 @@ def _check_count(name: str, value: object, least: int, most: int = _MAX_NUMBER) 
 
 
 def _check_heads(heads: object) -> tuple[tuple[int, int], ...]:
-    valid = isinstance(heads, list | tuple) and len(heads) <= _MAX_HEADS and all(map(_is_head, heads))
-    if not valid:
+    if not (isinstance(heads, list | tuple) and len(heads) <= _MAX_HEADS and all(map(_is_head, heads))):
         reason = f"<<param=>>{short_repr(heads)} must be a list of at most {_MAX_HEADS} pairs (layer, head), from 0"
         raise InputError(reason, code="invalid_value", param="cross_attention")
-    return tuple((layer, head) for layer, head in heads)  # type: ignore[attr-defined]
+    return tuple((layer, head) for layer, head in heads)
 
 
 def _is_head(pair: object) -> bool:

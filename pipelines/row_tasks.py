@@ -77,7 +77,7 @@ async def _read(llm: AsyncLLM, value: object, options: Mapping[str, Any]) -> obj
     return document.error or (failed[0].error if failed else None) or document.text
 
 
-TASKS: Mapping[str, Callable[[AsyncLLM, object, Mapping[str, Any]], Awaitable[object]]] = {
+TASKS: Mapping[str, Callable[[AsyncLLM, object, Mapping[str, Any]], Awaitable[Any]]] = {
     "chat": _chat,
     "ocr": _ocr,
     "transcribe": _transcribe,
@@ -105,7 +105,7 @@ async def run_row(llm: AsyncLLM, task: str, value: object, options: Mapping[str,
             return _failed(error_info(error, task))
         else:
             if not isinstance(output, ErrorInfo):
-                return RowResult(output if isinstance(output, str) else output.tolist())  # type: ignore[attr-defined]
+                return RowResult(output if isinstance(output, str) else output.tolist())
             if output.code != "engine_dead" or attempt == _ATTEMPTS - 1:
                 return _failed(output)
         await asyncio.sleep(1.0)

@@ -52,9 +52,9 @@ def one_adapter(engine: Engine, adapter: object = None, lora_request: object = N
     for name, choice in (("adapter", adapter), ("lora_request", lora_request)):
         if isinstance(choice, list | tuple):
             raise InputError("this call takes one <<param>> for all its requests", code="invalid_value", param=name)
-    (chosen,) = as_adapters(adapter, lora_request, 1)
-    engine.adapters.check([chosen])
-    return chosen  # type: ignore[no-any-return]
+    choices: Sequence[AdapterChoice] = as_adapters(adapter, lora_request, 1)
+    engine.adapters.check(choices)
+    return choices[0]
 
 
 @coroutine

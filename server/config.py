@@ -231,7 +231,7 @@ class ServerConfig:
 
 
 def _as_list(value: str | Sequence[str] | None) -> list[str]:
-    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]  # type: ignore[list-item]
+    return [] if value is None else [value] if isinstance(value, str) else list(value)
 
 
 def is_loopback(host: str) -> bool:

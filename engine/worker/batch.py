@@ -272,7 +272,8 @@ def _slots(table: np.ndarray, start: int, stop: int, block_size: int, order: Key
     token = np.arange(start, stop)
     if order is not None and start < len(order.places):
         token[: len(order.places) - start] = order.places[start:stop]
-    return table[token // block_size] * np.int64(block_size) + token % block_size  # type: ignore[no-any-return]
+    slots: np.ndarray = table[token // block_size] * np.int64(block_size) + token % block_size
+    return slots
 
 
 def _key_range(scheduled: Sequence[ScheduledSequence], starts: Sequence[int], window: int | None) -> np.ndarray | None:

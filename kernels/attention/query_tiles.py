@@ -34,9 +34,10 @@ class QueryTiles:
 
 def query_tiles_of(meta: AttentionMetadata, few: int, many: int) -> tuple[QueryTiles, QueryTiles]:
     """Tile requests of up to `few` rows whole, the others in tiles of `many` rows. Computed once per step for all layers."""
-    if (few, many) not in meta.backend_cache:
-        meta.backend_cache[few, many] = _lay_out(meta, few, many)
-    return meta.backend_cache[few, many]  # type: ignore[no-any-return]
+    tiles: tuple[QueryTiles, QueryTiles] | None = meta.backend_cache.get((few, many))
+    if tiles is None:
+        meta.backend_cache[few, many] = tiles = _lay_out(meta, few, many)
+    return tiles
 
 
 def _lay_out(meta: AttentionMetadata, few: int, many: int) -> tuple[QueryTiles, QueryTiles]:

@@ -106,13 +106,13 @@ def read_configs(path: Path) -> dict[str, dict[str, Config]]:
     if not path.is_file():
         return {}
     try:
-        configs = json.loads(path.read_text("utf-8"))["launches"]
+        configs: dict[str, dict[str, Config]] = json.loads(path.read_text("utf-8"))["launches"]
         for op, shapes in configs.items():
             for shape, config in shapes.items():
                 _check(op, shape, config)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of launch configurations ({error!r}); fix or delete it") from error
-    return configs  # type: ignore[no-any-return]
+    return configs
 
 
 def _check(op: str, shape: str, config: Any) -> None:

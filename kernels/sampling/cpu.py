@@ -73,7 +73,8 @@ def _largest(probs: np.ndarray, count: int, threshold: np.float32 | None) -> np.
 
 def _nucleus(ascending: np.ndarray, share: float) -> np.float32:
     """Return the smallest value of the nucleus: of the largest values whose sum reaches this share of the total."""
-    return ascending[_first_above(ascending, 1.0 - share)]  # type: ignore[no-any-return]
+    value: np.float32 = ascending[_first_above(ascending, 1.0 - share)]
+    return value
 
 
 def _first_above(values: np.ndarray, share: float) -> int:

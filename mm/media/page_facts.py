@@ -294,8 +294,8 @@ def _line_of(chars: list[PageChar], size: float, gaps: list[LineCut]) -> TextLin
         cuts.append(LineCut(len(text), round(left, 2), round(right, 2)))
         start = end
     lefts, tops, rights, bottoms = zip(*(char.box for char in chars if not char.text.isspace()), strict=True)
-    box = (min(lefts), min(tops), max(rights), max(bottoms))
-    return TextLine(text, tuple(round(side, 2) for side in box), round(size, 2), tuple(cuts[:-1]))  # type: ignore[arg-type]
+    box = (round(min(lefts), 2), round(min(tops), 2), round(max(rights), 2), round(max(bottoms), 2))
+    return TextLine(text, box, round(size, 2), tuple(cuts[:-1]))
 
 
 def _picture_share(page: Any, to_page: Affine, width: float, height: float) -> float:

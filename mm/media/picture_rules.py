@@ -52,7 +52,8 @@ def picture_rules(grey: NDArray[np.uint8], line_height: float, lines: Sequence[R
     down = down[~_are_strokes(down, texts[:, [1, 0, 3, 2]], _STROKE)]
     horizontal = ((left, (top + bottom) / 2, right, (top + bottom) / 2) for left, top, right, bottom in across / scale)
     vertical = (((left + right) / 2, top, (left + right) / 2, bottom) for top, left, bottom, right in down / scale)
-    return tuple(sorted({tuple(round(float(side), 2) for side in rule) for rule in (*horizontal, *vertical)}))  # type: ignore[misc]
+    rules = {tuple(round(float(side), 2) for side in rule) for rule in (*horizontal, *vertical)}
+    return tuple((left, top, right, bottom) for left, top, right, bottom in sorted(rules))
 
 
 def _dark(grey: NDArray[np.uint8], height: float) -> NDArray[np.uint8]:

@@ -188,17 +188,10 @@ def _output_scales(weight: QuantizedWeight, method: str) -> Tensor | None:
 
 
 def gathered_linear(
-    in_features: int,
-    name: str,
-    out_features: int,
-    bias: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    exact: bool = False,
+    in_features: int, shard: tuple[str, int], bias: bool, dtype: torch.dtype, device: torch.device, *, exact: bool = False
 ) -> Linear:
-    """Return a layer of one shard whose outputs the current ranks divide and gather, if they can be divided equally."""
-    ranks = current_ranks()
+    """Return a layer of one shard (name, size), whose outputs the current ranks divide and gather if they can be divided."""
+    (name, out_features), ranks = shard, current_ranks()
     if ranks is None or not ranks.divides(out_features):
         return Linear(in_features, {name: out_features}, bias, dtype, device, exact=exact)
     rows, outputs = {name: Rows(out_features, (ranks.part(out_features),))}, out_features // ranks.size
@@ -241,7 +234,7 @@ class LmHead(TensorModule):
             cap,
             () if embedding is None else (embedding,),
         )  # in a tuple, so that it is not registered as a submodule
-        self.proj = gathered_linear(hidden, "lm_head", vocab, bias, dtype, device, exact=True) if embedding is None else None
+        self.proj = gathered_linear(hidden, ("lm_head", vocab), bias, dtype, device, exact=True) if embedding is None else None
         self.in_features, self.outputs, self.dtype, self.device = hidden, vocab, dtype, device
         self.slot: AdapterSlot | None = None
         self.packed: LinearWeight  # of a tied table, from `pack` on

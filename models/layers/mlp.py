@@ -47,7 +47,7 @@ class GatedMlp(TensorModule):
         shards = {name: len(held.slices) * (part.stop - part.start) for name, held in rows.items()}
         self.gate_up = Linear(dim, shards, bias, dtype, device, rows={} if ranks is None else rows)
         with building_for(ranks):
-            self.down = gathered_linear(inner, "down_proj", out or dim, bias, dtype, device)
+            self.down = gathered_linear(inner, ("down_proj", out or dim), bias, dtype, device)
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run the MLP. `modality_ids` is ignored; `layers.moe` uses it."""
@@ -89,7 +89,7 @@ class PlainMlp(TensorModule):
         rows = {} if ranks is None else {names[0]: Rows(inner, (part,))}
         self.up = Linear(dim, {names[0]: part.stop - part.start}, bias, dtype, device, rows=rows)
         with building_for(ranks):
-            self.down = gathered_linear(inner, names[1], dim, bias, dtype, device)
+            self.down = gathered_linear(inner, (names[1], dim), bias, dtype, device)
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run the MLP. `modality_ids` is ignored, as in GatedMlp."""

@@ -84,7 +84,7 @@ class DecoderAttention(TensorModule, Convertible):
         shards = {name: outputs for name, outputs in shards.items() if outputs}
         self.qkv = Linear(stack.hidden_size, shards, spec.bias, dtype, device, rows={} if ranks is None else of_shard)
         with building_for(ranks):
-            self.out = gathered_linear(spec.heads * dim, "o_proj", stack.hidden_size, spec.out_bias, dtype, device)
+            self.out = gathered_linear(spec.heads * dim, ("o_proj", stack.hidden_size), spec.out_bias, dtype, device)
         sinks = None if ranks is None else _rows(spec.heads, 1, held)
         self.sinks = StoredTensor((heads,), torch.float32, device, sinks) if spec.sinks else None
         kind = "full" if spec.window is None else "chunk" if spec.chunked else "window"

@@ -15,6 +15,7 @@ from .blocks import Kind, PageRecord, pixel_box
 from .inputs import pages_of_file, read_bytes, scale_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
 _COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#f032e6")
@@ -45,11 +46,11 @@ def draw_pages(item: object, pages: Iterable[PageRecord], policy: MediaPolicy, f
         yield path
 
 
-def _drawn(pixels: object, page: PageRecord, scale: float) -> Image:
+def _drawn(pixels: np.ndarray, page: PageRecord, scale: float) -> Image:
     """Return a page with a rectangle for each block and line. The number of a block is that in reading order."""
     from PIL import Image, ImageDraw, ImageFont
 
-    image = Image.fromarray(pixels)  # type: ignore[arg-type]
+    image = Image.fromarray(pixels)
     pen, kinds, width = ImageDraw.Draw(image), get_args(Kind), max(2, max(image.size) // 600)
     font = ImageFont.load_default(8 * width)
     for block in page.blocks:

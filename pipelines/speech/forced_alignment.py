@@ -159,8 +159,8 @@ def _fill(words: Sequence[str], timed: Sequence[Word | None], duration: float) -
     filled, last = list[Word](), 0.0
     for i, (word, timed_word) in enumerate(zip(words, timed, strict=True)):
         if timed_word is None:
-            after = next((j for j in range(i, len(timed)) if timed[j]), len(timed))
-            following = duration if after == len(timed) else timed[after].start  # type: ignore[union-attr]
+            starts = ((j, later.start) for j, later in enumerate(timed[i:], i) if later is not None)
+            after, following = next(starts, (len(timed), duration))
             timed_word = Word(last, last + max(0.0, following - last) / (after - i), word, 0.0)
         filled.append(timed_word)
         last = timed_word.end

@@ -78,8 +78,9 @@ class Gap:
 
 def _with_rate(block: object) -> tuple[Any, Any]:
     """Return the samples of a block, and its rate; None if it has none."""
-    is_pair = isinstance(block, tuple) and len(block) == 2 and isinstance(block[1], Real) and not isinstance(block[0], Real)
-    return (block[0], float(block[1])) if is_pair else (block, None)  # type: ignore[index]
+    if isinstance(block, tuple) and len(block) == 2 and isinstance(block[1], Real) and not isinstance(block[0], Real):
+        return block[0], float(block[1])
+    return block, None
 
 
 class LiveInput(ABC):
