@@ -47,6 +47,8 @@ STATED: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen2VL": {"text_config": QWEN2},
     "Qwen2_5_VL": {"text_config": QWEN2},
     "Qwen3ASR": {"text_config": {"hidden_size": 3584}},
+    "Qwen3ASR/qwen3_forced_aligner": {"text_config": {"hidden_size": 3584}},
+    "Qwen3ASRForTokenClassification": {"text_config": {"hidden_size": 3584}},
     "Qwen3OmniMoe": {
         "thinker_config": {
             "text_config": {"head_dim": 128},
