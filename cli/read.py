@@ -33,7 +33,7 @@ _MODEL_USE = "the model that reads pages without a good text layer (default: the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    help_text = "a PDF, picture, e-book, HTML or office file: a path, a folder, a pattern, a URL, or - for stdin"
+    help_text = "a PDF, picture, e-book, HTML, text or office file: a path, a folder, a pattern, a URL, or - for stdin"
     parser.add_argument("files", metavar="FILE", type=path_or_url, nargs="+", help=help_text)
     add_model_arguments(parser, default="", use=_MODEL_USE)
     parser.add_argument("--format", choices=FORMATS, default="md", help="format of the outputs (default: md)")

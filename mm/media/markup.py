@@ -19,7 +19,10 @@ from ...callers.errors import InputError
 from .archives import SafeZip
 from .policy import MediaPolicy
 
-PartKind = Literal["heading", "paragraph", "list_item", "table", "code", "picture", "caption", "formula"]
+PartKind = Literal[
+    "heading", "paragraph", "list_item", "table", "code", "picture", "caption", "formula", "markdown", "plain"
+]  # fmt: skip
+"""Kinds of blocks; or "markdown" and "plain", a whole page of a text file."""
 _XHTML = ("application/xhtml+xml", "text/html")
 _MAX_DEPTH = 100  # of elements in the package of a book
 _COMMENTS = rb"(?:<!--(?:(?!-->).)*-->\s*)*"  # in which there is one way only to divide a text into comments

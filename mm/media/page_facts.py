@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...callers.errors import InputError
 from .image import decode_image
 from .markup import TextPart, is_epub, is_html, text_parts
 from .page_rules import Affine, Rule, page_rules
 from .pdf import decode_page, holds_pictures, is_pdf, opened_page, render
+from .plain_text import decode_text, is_text, text_kind, text_pages
 from .policy import MediaPolicy
 
 Box = tuple[float, float, float, float]
@@ -83,7 +85,9 @@ class PageFacts:
         marks: marks that the page shows outside of its text lines; None if that was not looked at.
         lines: of the text layer, in the order of the file.
         rules: horizontal and vertical lines that are drawn, if there is text.
-        parts: blocks of a chapter of a book or of an HTML file, which has no size and no lines; None for other files.
+        parts: blocks of a chapter of a book, of an HTML file or of a text file, which has no size and no lines; None for other
+            files.
+        guessed_encoding: the encoding of a text file is a guess.
     """
 
     width: float
@@ -99,6 +103,7 @@ class PageFacts:
     lines: tuple[TextLine, ...] = ()
     rules: tuple[Rule, ...] = ()
     parts: tuple[TextPart, ...] | None = None
+    guessed_encoding: bool = False
 
 
 class PageChar(NamedTuple):
@@ -112,11 +117,13 @@ class PageChar(NamedTuple):
 def page_facts(data: bytes, numbers: list[int], policy: MediaPolicy) -> list[PageFacts]:
     """Return the facts of pages of a PDF, a TIFF or an animation, or of the only page, 1, of another picture or of HTML.
 
-    The pages of a book are its chapters.
+    The pages of a book are its chapters; see `plain_text.text_pages` for those of a text file.
 
     Raises:
         InputError: as `pdf.decode_page`, for the first page that cannot be opened.
     """
+    if is_text(data) and not is_html(data):
+        return _text_facts(data, numbers)
     return [_facts(data, number, policy) for number in numbers]
 
 
@@ -163,6 +170,18 @@ def _markup_facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
         parts += [part] if count <= MAX_CHARS else []
     num_chars = sum(not char.isspace() for part in parts for char in part.text)
     return PageFacts(0.0, 0.0, num_chars, num_cut=max(count - sum(len(part.text) for part in parts), 0), parts=tuple(parts))
+
+
+def _text_facts(data: bytes, numbers: list[int]) -> list[PageFacts]:
+    text, is_guess = decode_text(data)
+    pages, kind = text_pages(text), text_kind(text)
+    if (last := max(numbers)) > len(pages):
+        raise InputError(f"the text has {len(pages):,} pages, so it has no page {last}; pages count from 1")
+    counts = (sum(not char.isspace() for char in pages[number - 1]) for number in numbers)
+    return [
+        PageFacts(0.0, 0.0, count, parts=(TextPart(kind, pages[number - 1]),) if count else (), guessed_encoding=is_guess)
+        for number, count in zip(numbers, counts, strict=True)
+    ]
 
 
 def page_affine(page: Any, width: float, height: float) -> Affine:

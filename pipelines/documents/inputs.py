@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import TypeVar
 
 from ...callers.errors import BusyError, ErrorInfo, InputError, short_repr, typed
@@ -15,9 +16,11 @@ from ...mm.media.isolate import run_isolated
 from ...mm.media.markup import count_chapters, is_epub, is_html
 from ...mm.media.page_facts import PageFacts, page_facts
 from ...mm.media.pdf import POINTS, errors_of_media, holds_pictures, is_pdf, open_pdf
+from ...mm.media.plain_text import count_text_pages, is_text
 from ...mm.media.policy import MediaPolicy
 from ...mm.media.source import read
 from ...mm.tenants import tenant_of
+from ..files import SUFFIXES as MEDIA_SUFFIXES
 from ..files import NamedItem, named_items
 from .manifest import Ranges
 from .office import office_kind, office_pdf
@@ -27,7 +30,11 @@ from .readers import info_of
 from .ways import RULES
 
 T = TypeVar("T")
-SUFFIXES = ("pdf", "epub", "html", "htm", "xhtml", "docx", "pptx", "xlsx", "odt", "odp", "ods", "doc", "ppt", "xls", "rtf")
+_OF_TEXT = ("md", "markdown", "txt", "text")
+SUFFIXES = (
+    *("pdf", "epub", "html", "htm", "xhtml", "docx", "pptx", "xlsx", "odt", "odp", "ods", "doc", "ppt", "xls", "rtf"),
+    *_OF_TEXT,
+)
 """Extensions of files that are read from a folder, beside those of pictures."""
 _TRIES = 3  # while the machine is busy
 _PAUSE = 1.0  # seconds before another try
@@ -76,7 +83,7 @@ def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, pol
             raise item.item
         original = read_bytes(item.item, policy)
         data = pages_of_file(original, policy, options.convert_office)
-        count = _count_pages(data, policy, tenant_of(options.cache_salt))
+        count = _count_pages(data, policy, tenant_of(options.cache_salt), _names_other_kind(item.source))
         ranges = pages_within(parse_pages(options.pages), count)
         if not ranges:
             reason = f"it has {count:,} pages, and <<pages=>>{short_repr(options.pages)} names none of them; give other pages"
@@ -98,11 +105,25 @@ def pages_of_file(data: bytes, policy: MediaPolicy, convert_office: bool = True)
     return data if kind is None else office_pdf(data, policy)
 
 
-def _count_pages(data: bytes, policy: MediaPolicy, tenant: str | None) -> int:
+def is_text_document(data: bytes) -> bool:
+    """Return whether a document is a book, HTML or text, whose pages have no size."""
+    return is_epub(data) or is_html(data) or is_text(data)
+
+
+def _names_other_kind(source: str) -> bool:
+    """Return whether a file has the name of a picture, PDF or office file. Text in it is then probably an error's."""
+    suffix = PurePosixPath(source.partition("?")[0]).suffix[1:].lower()
+    return suffix not in _OF_TEXT and suffix in (*SUFFIXES, *MEDIA_SUFFIXES["image"])
+
+
+def _count_pages(data: bytes, policy: MediaPolicy, tenant: str | None, is_no_text: bool) -> int:
     if is_epub(data):
         return run_isolated(count_chapters, data, policy, tenant=tenant)
     if is_html(data):
         return 1
+    if is_text(data) and not is_no_text:
+        count = run_isolated(count_text_pages, data, policy, tenant=tenant)
+        return _within_limit(count, policy)
     if not is_pdf(data) and not holds_pictures(data):
         with errors_of_media():  # a file of another kind is no document
             patiently(lambda: run_isolated(probe_image, data, policy, tenant=tenant))
@@ -112,9 +133,16 @@ def _count_pages(data: bytes, policy: MediaPolicy, tenant: str | None) -> int:
     except InputError as error:
         if error.info.param != "max_pdf_pages":
             raise
-        limit, count = policy.max_pdf_pages, error.info.value
+        return _within_limit(int(error.info.value or 0), policy)
+
+
+def _within_limit(count: int, policy: MediaPolicy) -> int:
+    """Return a number of pages. Raise InputError if there are too many."""
+    limit = policy.max_pdf_pages
+    if count > limit:
         reason = f"it has {count:,} pages, the limit is {limit:,}; raise <<max_pages>>, or split it"
         raise InputError(reason, code="over_limit", param="max_pages", limit=limit, value=count) from None
+    return count
 
 
 def read_bytes(item: object, policy: MediaPolicy) -> bytes:

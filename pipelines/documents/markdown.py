@@ -1,4 +1,4 @@
-"""Markdown, as document models write it, to blocks: headings, lists, tables, formulas, code, pictures and paragraphs.
+"""Markdown, of document models and of files, to blocks: headings, lists, tables, formulas, code, pictures and paragraphs.
 
 Nothing is left out but markup. The text of blocks keeps inline markup (`**bold**`, `$x$`, `\\*`): it is Markdown itself.
 """
@@ -6,7 +6,7 @@ Nothing is left out but markup. The text of blocks keeps inline markup (`**bold*
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...engine.elements import (
@@ -51,6 +51,11 @@ _LAYOUT = re.compile(
 _MAX_UNCLOSED = 16  # LaTeX tables without an end, after which no more are looked for
 _CAPTION_LINES = 64
 _WRAPPED = ("", "markdown", "md", "html")  # languages of a code fence around a whole answer
+_KEY = re.compile(r"[\w-]+\s*:(?:\s|$)")
+_TITLE = re.compile(r"title\s*:\s*(\S.*)$", re.IGNORECASE)
+_MAX_FRONT_MATTER = 200  # lines
+_UNDERLINE = re.compile(r" {0,3}(=+|-+)\s*$")
+_INDENTED = re.compile(r"(?: {4}|\t)(?=\s*\S)")
 _FRONT_MATTER = ("primary_language", "is_rotation_valid", "rotation_correction", "is_table", "is_diagram")  # olmOCR's
 
 
@@ -62,6 +67,46 @@ def markdown_blocks(text: str, block: Block) -> Iterator[Block]:
     """
     lines = _unwrapped(text.replace("\r\n", "\n").split("\n"))
     return iter(_Splitter(lines, replace(block, text_format="markdown")).split())
+
+
+def markdown_file_blocks(text: str) -> Iterator[Block]:
+    """Yield the blocks of a page of a Markdown file, which may also have underlined headings, indented code and front matter.
+
+    Front matter (metadata between lines of dashes) is code, after a heading with its title.
+    """
+    lines, base = text.split("\n"), Block("paragraph", "", text_format="markdown")
+    end = _front_matter_end(lines)
+    if end:
+        title = next((match[1] for line in lines[1:end] if (match := _TITLE.match(line))), "")
+        yield from [replace(base, kind="heading", text=title.strip("\"' "), level=1)] if title else ()
+        yield replace(base, kind="code", text="\n".join(lines[1:end]))
+    yield from _Splitter(lines[end + 1 if end else 0 :], base, is_file=True).split()
+
+
+def plain_text_blocks(text: str) -> Iterator[Block]:
+    """Yield the paragraphs of a plain text, which have empty lines between them, and the items of its lists."""
+    waiting, is_item = list[str](), False
+    for line in [*text.split("\n"), ""]:
+        item = _ITEM.match(line)
+        if waiting and (item or not line.strip()):
+            lines = tuple(map(Line, waiting)) if len(waiting) > 1 else ()
+            yield Block("list_item" if is_item else "paragraph", " ".join(waiting), lines=lines, level=int(is_item))
+            waiting, is_item = [], False
+        if line.strip():
+            waiting.append(line.strip())
+            is_item = is_item or item is not None
+
+
+def _front_matter_end(lines: Sequence[str]) -> int:
+    """Return the index of the line that ends the front matter of a file, 0 without one."""
+    if lines[0].rstrip() != "---" or len(lines) < 3 or not _KEY.match(lines[1]):
+        return 0
+    for index, line in enumerate(lines[1:_MAX_FRONT_MATTER], 1):
+        if line.rstrip() in ("---", "..."):
+            return index
+        if line.strip() and not (_KEY.match(line) or line[0] in " \t-#"):
+            return 0
+    return 0
 
 
 def _unwrapped(lines: list[str]) -> list[str]:
@@ -91,6 +136,7 @@ class _Splitter:
         tables_from: lines before it begin no table.
         unclosed_tables: LaTeX tables that were found to have no end.
         open_boxes: LaTeX boxes around a table whose closing brace has not come yet.
+        is_file: underlined headings and indented code are read, too. Models write lines of dashes between parts of a page.
     """
 
     lines: list[str]
@@ -104,6 +150,7 @@ class _Splitter:
     tables_from: int = 0
     unclosed_tables: int = 0
     open_boxes: int = 0
+    is_file: bool = False
 
     def split(self) -> list[Block]:
         at = 0
@@ -118,6 +165,8 @@ class _Splitter:
         The other methods return None if what they read does not begin there.
         """
         line = self.lines[at]
+        if self.is_file and (after := self._of_file(at)) is not None:
+            return after
         if not line.strip() or _RULE.match(line):
             self._end()
             return at + 1
@@ -134,6 +183,21 @@ class _Splitter:
         else:
             self.paragraph.append(line.strip())
         return at + 1
+
+    def _of_file(self, at: int) -> int | None:
+        """Read an underline, which makes the paragraph before it a heading, or indented code."""
+        line = self.lines[at]
+        if self.paragraph and self.kind == "paragraph" and (underline := _UNDERLINE.match(line)):
+            title, self.paragraph = " ".join(self.paragraph), []
+            self._add("heading", title, level=1 if underline[1][0] == "=" else 2)
+            return at + 1
+        if self.paragraph or not _INDENTED.match(line) or (self.blocks and self.blocks[-1].kind == "list_item"):
+            return None
+        end = at
+        while end < len(self.lines) and (not self.lines[end].strip() or _INDENTED.match(self.lines[end])):
+            end += 1
+        self._add("code", "\n".join(_INDENTED.sub("", line, count=1) for line in self.lines[at:end]).rstrip())
+        return end
 
     def _end(self) -> None:
         """Add the paragraph or item that has begun."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ...engine.elements import read_table
 from ...mm.media.markup import TextPart
 from ...mm.media.page_facts import TextLine
 from ...mm.media.page_rules import Rule
 from .blocks import Block, Line, Source, table_text
+from .markdown import markdown_file_blocks, plain_text_blocks
 from .text_blocks import HYPHEN, blocks_of, body_size, column_spans
 from .text_tables import TextTable, find_tables
 
@@ -55,14 +56,18 @@ def page_blocks(
 
 def part_blocks(parts: Sequence[TextPart]) -> tuple[Block, ...]:
     """Return the parts of a text without boxes as blocks."""
-    return tuple(map(_part_block, parts))
+    return tuple(block for part in parts for block in _part_blocks(part))
 
 
-def _part_block(part: TextPart) -> Block:
+def _part_blocks(part: TextPart) -> Iterable[Block]:
+    if part.kind == "markdown":
+        return markdown_file_blocks(part.text)
+    if part.kind == "plain":
+        return plain_text_blocks(part.text)
     if part.kind != "table":
-        return Block(part.kind, part.text, level=part.level)
+        return (Block(part.kind, part.text, level=part.level),)
     cells = read_table(part.text)
-    return Block("table", table_text(cells), cells=cells)
+    return (Block("table", table_text(cells), cells=cells),)
 
 
 def _table_block(table: TextTable, confidences: Sequence[float | None], source: Source, model: str) -> Block:

@@ -151,12 +151,14 @@ class DocumentReader:
             elif way == "text_layer" and (error := self._over_limit(document, facts)) is not None:
                 self._finish(document, [task.record(error=error)])
             elif way == "text_layer":
-                cut = f"the last {facts.num_cut:,} characters of its text layer are left out, the limit is {MAX_CHARS:,}"
+                doubt = "its encoding is a guess: Windows-1252; save it as UTF-8" if facts.guessed_encoding else None
+                if facts.num_cut:
+                    doubt = f"the last {facts.num_cut:,} characters of its text layer are left out, the limit is {MAX_CHARS:,}"
                 if facts.parts is not None:
                     blocks = part_blocks(facts.parts)
                 else:
                     blocks = page_blocks(facts.lines, [None] * len(facts.lines), text_order, facts.rules)
-                self._finish(document, [task.record(blocks, doubt=cut if facts.num_cut else None)])
+                self._finish(document, [task.record(blocks, doubt=doubt)])
             elif self.reader.kind == "model":
                 waiting.append(task)
             else:
@@ -169,7 +171,8 @@ class DocumentReader:
         if limit is None:
             return None
         number = 0 if facts is None else max(sum(len(line.text) for line in facts.lines), LINE_CHARACTERS * len(facts.lines))
-        number += sum(max(len(part.text), LINE_CHARACTERS) for part in (facts.parts or () if facts is not None else ()))
+        parts = facts.parts or () if facts is not None else ()
+        number += sum(max(len(part.text), LINE_CHARACTERS * (1 + part.text.count("\n"))) for part in parts)
         with self._lock:
             self._characters[document.key] += number
             value = self._characters[document.key]

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from ...callers.errors import InputError
 from ...mm.media.isolate import run_isolated
-from ...mm.media.markup import is_epub, is_html
 from ...mm.media.policy import MediaPolicy
 from ...mm.media.text_overlay import PageText, PlacedText, add_text
 from .blocks import PageRecord
-from .inputs import pages_of_file, read_bytes
+from .inputs import is_text_document, pages_of_file, read_bytes
 from .ocr_formats import placed_lines
 
 _PAGE_SECONDS = 0.5  # of a worker for each page, besides those of an item
@@ -25,7 +24,7 @@ def searchable_pdf(item: object, pages: Iterable[PageRecord], policy: MediaPolic
     """
     texts = [text for page in pages if (text := page_text(page)).lines]
     data = pages_of_file(read_bytes(item, policy), policy)
-    if is_epub(data) or is_html(data):
+    if is_text_document(data):
         raise InputError("it is text without pages, so no PDF is made of it; choose another format", code="unsupported")
     seconds = policy.worker_seconds + _PAGE_SECONDS * len(texts)
     return run_isolated(add_text, data, texts, policy, seconds=seconds).numpy().tobytes()

@@ -68,6 +68,28 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(NAME)}
 
 
+def test_text_files_are_read_by_their_content_unless_their_name_says_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.md").write_text("# Title\n\n| a | b |\n|---|---|\n| 1 | 2 |\n", "utf-16")
+    (folder / "b.txt").write_bytes("Größe\n\n- eins\n\f".encode("latin-1") + b"zwei")
+    (folder / "c.txt").write_bytes("Привет, мир".encode("koi8-r"))
+    (folder / "d.png").write_text("404 not found")
+    assert main(["read", str(folder), "--output-dir", str(tmp_path / "out"), "--format", "json"]) == 2
+    documents = {name: json.loads(data) for name, data in outputs(tmp_path / "out").items()}
+    assert [block["kind"] for block in documents["a.json"]["pages"][0]["blocks"]] == ["heading", "table"]
+    first, second = documents["b.json"]["pages"]
+    assert [block["text"] for page in (first, second) for block in page["blocks"]] == ["Größe", "- eins", "zwei"]
+    assert first["doubt"]
+    assert [documents[name]["error"]["code"] for name in ("c.json", "d.json")] == ["unsupported", "invalid_media"]
+    capsys.readouterr()
+    assert main(["read", str(folder / "b.txt"), "--max-pages", "1"]) == 2
+    assert "max-pages" in capsys.readouterr().err
+    assert main(["read", str(folder / "a.md"), "--format", "pdf", "--output-dir", str(tmp_path / "pdf")]) == 2
+
+
 def test_each_page_is_read_in_the_cheapest_way(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["read", str(folder), "--max-pages", "30", "--output-dir", str(tmp_path / "out"), "--format", "json"]
     assert main(words) == 2

@@ -508,3 +508,72 @@ def test_hostile_latex_has_few_steps(piece: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(markdown, "table_end", lambda *arguments: (calls.append(1), whole(*arguments))[1])
     blocks("\n".join([r"\begin{tabular}{c}"] * 2000) + piece * 2000)
     assert len(calls) <= 32
+
+
+FILE = """---
+title: "A report"
+tags:
+  - x
+---
+Intro
+=====
+
+Some *text*
+over two lines.
+Part
+----
+1. one
+
+    goes on
+
+Below:
+
+    indented
+      code
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+
+
+def test_markdown_of_files_has_front_matter_underlined_headings_and_indented_code() -> None:
+    found = tuple(markdown.markdown_file_blocks(FILE))
+    assert shape(found) == [
+        ("heading", 1, "A report"),
+        ("code", 'title: "A report"\ntags:\n  - x'),
+        ("heading", 1, "Intro"),
+        ("heading", 2, "Some *text* over two lines. Part"),
+        ("list_item", 1, "1. one"),
+        ("paragraph", "goes on"),
+        ("paragraph", "Below:"),
+        ("code", "indented\n  code"),
+        ("table", "a\tb\n1\t2"),
+    ]
+    assert {(block.source, block.text_format, block.model) for block in found} == {("text_layer", "markdown", "")}
+
+
+@pytest.mark.parametrize("text", ["---\na line\n---\n", "---\nkey: value\nno key here\n---\n", "---\nkey: value\n", "---", ""])
+def test_rules_at_the_beginning_are_no_front_matter(text: str) -> None:
+    assert "code" not in {block.kind for block in markdown.markdown_file_blocks(text)}
+
+
+def test_models_write_lines_of_dashes_that_make_no_heading() -> None:
+    assert shape(blocks("one\n---\ntwo\n\n    three")) == [("paragraph", "one"), ("paragraph", "two"), ("paragraph", "three")]
+
+
+def test_plain_text_has_paragraphs_and_items() -> None:
+    found = tuple(markdown.plain_text_blocks("one *a*\ntwo\n\n# three\n- four\nfive\n2) six\n\n\nseven"))
+    assert shape(found) == [
+        ("paragraph", "one *a* two"),
+        ("paragraph", "# three"),
+        ("list_item", 1, "- four five"),
+        ("list_item", 1, "2) six"),
+        ("paragraph", "seven"),
+    ]
+    assert {block.text_format for block in found} == {"plain"}
+    assert [line.text for line in found[0].lines] == ["one *a*", "two"]
+    page = PageRecord(1, way="text_layer", blocks=found)
+    written = "".join(project(Projected("", None, [page]), "md"))
+    assert r"one \*a\* two" in written
+    assert r"\# three" in written

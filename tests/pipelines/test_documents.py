@@ -476,7 +476,7 @@ def test_llm_read(tmp_path: Path) -> None:
     image = SHIPPED_MODEL.parent / "media" / "line1.png"
     answer = json.loads((image.parent / "answers.json").read_text("utf-8"))["line1.png"]["answer"]
     with LLM(SHIPPED_MODEL) as llm:
-        files = [text_pdf([["a page of text"], []]), image, tmp_path / "missing.pdf", b"no picture"]
+        files = [text_pdf([["a page of text"], []]), image, tmp_path / "missing.pdf", b"no\0picture"]
         documents = llm.read(files, use_tqdm=False)
         assert [document.text for document in documents] == ["a page of text", answer, "", ""]
         assert [page.way for page in documents[0].pages] == ["text_layer", "blank"]

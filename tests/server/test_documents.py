@@ -78,7 +78,7 @@ def test_events(http):
     ("data", "fields", "code", "param"),
     [
         (b"%PDF-1.7", {}, "invalid_media", None),
-        (b"no picture", {}, "invalid_media", None),
+        (b"no\0picture", {}, "invalid_media", None),
         (PDF, {"pages": "9"}, "over_limit", "pages"),
         (PDF, {"pages": "x"}, "invalid_value", "pages"),
         (PDF, {"pages": ",".join(["1"] * 4096)}, "invalid_input", "pages"),

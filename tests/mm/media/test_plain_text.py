@@ -1,0 +1,113 @@
+"""Text files: what is one, its encoding, whether it is Markdown, and its pages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sensorium.callers.errors import InputError
+from sensorium.mm.media.isolate import run_isolated
+from sensorium.mm.media.markup import TextPart
+from sensorium.mm.media.page_facts import page_facts
+from sensorium.mm.media.plain_text import MAX_PAGE, count_text_pages, decode_text, is_text, text_kind, text_pages
+from sensorium.mm.media.policy import MediaPolicy
+
+POLICY = MediaPolicy()
+GERMAN = "Größe der Tür: 25 m², „Zitat“ – 5 €"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_encodings_of_unicode_are_found(encoding: str) -> None:
+    data = f"{GERMAN}\r\nzwei\rdrei".encode(encoding)
+    assert is_text(data)
+    assert decode_text(data) == (f"{GERMAN}\nzwei\ndrei", False)
+
+
+def test_windows_1252_is_a_guess_that_other_encodings_are_not_taken_for() -> None:
+    assert decode_text(GERMAN.encode("windows-1252")) == (GERMAN, True)
+    assert decode_text("Où êtes-vous, señor Ångström ?".encode("latin-1"))[1]
+    others = {
+        "windows-1251": "Привет, мир",
+        "koi8-r": "Привет, мир и люди",
+        "windows-1250": "Zażółć gęślą jaźń",
+        "windows-1254": "ağaç ışığı şimdi",
+        "shift-jis": "日本語の文章です",
+        "gbk": "中文文本",
+    }
+    for encoding, text in others.items():
+        data = text.encode(encoding)
+        assert is_text(data), encoding
+        with pytest.raises(InputError) as caught:
+            decode_text(data)
+        assert caught.value.info.code == "unsupported", encoding
+    with pytest.raises(InputError) as caught:
+        decode_text(b"\xef\xbb\xbfab\xff")
+    assert (caught.value.info.code, caught.value.info.value) == ("invalid_media", 5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0\1",
+        b"\x89PNG\r\n\x1a\n",
+        b"%PDF-1.7",
+        b"P2\n1 1\n255\n0",
+        b"<?xml version='1.0'?><svg/>",
+        b"<svg></svg>",
+        b"a\0b",
+    ],
+)
+def test_other_files_are_no_text(data: bytes) -> None:
+    assert not is_text(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("# Title", "markdown"),
+        ("Title\n=====\n", "markdown"),
+        ("```\nx\n```", "markdown"),
+        ("| a | b |\n|---|---|\n", "markdown"),
+        ("see [the page](https://a.example)", "markdown"),
+        ("a **strong** word", "markdown"),
+        ("#hashtag, 2 ** 3 ** 4, a[0](x y)", "plain"),
+        ("- an item\n- another\n\n---\n", "plain"),
+    ],
+)
+def test_marks_of_markdown(text: str, kind: str) -> None:
+    assert text_kind(text) == kind
+
+
+def test_pages_end_at_form_feeds_and_at_the_last_empty_line_before_the_limit() -> None:
+    assert text_pages("a\n\fb\n\fc") == ["a\n", "b\n", "c"]
+    paragraph = "word " * 2000 + "\n\n"
+    pages = text_pages(paragraph * 16)
+    assert "\n".join(pages) == paragraph * 16
+    assert len(pages) == 3
+    assert all(len(page) <= MAX_PAGE and page.startswith("word") for page in pages)
+    code = "```\n" + "x\n\n" * (MAX_PAGE // 4) + "```\n\n"
+    assert [page.count("```") for page in text_pages("a paragraph\n\n" * 2000 + code)] == [0, 2]
+
+
+@given(st.text("ab \n\f`", max_size=400))
+def test_no_character_is_lost_between_pages(text: str) -> None:
+    assert "".join("\n".join(text_pages(text)).split()) == "".join(text.split())
+
+
+def test_a_line_longer_than_a_page_is_divided() -> None:
+    pages = text_pages("x" * (2 * MAX_PAGE + 1))
+    assert [len(page) for page in pages] == [MAX_PAGE, MAX_PAGE, 1]
+
+
+def test_facts_of_pages() -> None:
+    data = "# Größe\n\ftwo\n\f".encode("windows-1252")
+    assert run_isolated(count_text_pages, data, POLICY) == 3
+    first, third = run_isolated(page_facts, data, [1, 3], POLICY)
+    assert (first.parts, first.num_chars, first.guessed_encoding) == ((TextPart("markdown", "# Größe\n"),), 6, True)
+    assert (third.parts, third.num_chars) == ((), 0)
+    with pytest.raises(InputError, match="no page 4"):
+        page_facts(data, [4], POLICY)
+    with pytest.raises(InputError) as caught:
+        count_text_pages(b"a" * 65, MediaPolicy(max_decoded_bytes=64))
+    assert (caught.value.info.code, caught.value.info.param) == ("over_limit", "max_decoded_bytes")
