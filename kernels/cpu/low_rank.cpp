@@ -1,5 +1,7 @@
 // Low-rank adapters of a step, each for its own rows, in one call per layer. A row's bits depend on that row and its adapter.
 #include <algorithm>
+#include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "common.h"
@@ -29,8 +31,10 @@ struct Group {
     int64_t row(int64_t i) const { return index ? index[i] : i; }
 };
 
-const int64_t ROWS = 4, OUTPUTS = 512;  // of a piece of work; of the second product, 4 times as many rows
-const int64_t RANKS = 8, FEW_ROWS = 32;  // ranks of a piece, if the rows are so few that threads have to share them
+const int ROWS = 4, RANKS = 4;                     // rows and ranks whose sums are in registers at once
+const int64_t UNIT = 16, OUTPUTS = 512;            // rows that are computed together; outputs whose matrix stays in the cache
+const int64_t PART_RANKS = 8, PART_OUTPUTS = 512;  // of a piece, if there are so few rows that threads have to share them
+const int64_t AHEAD = 2048;                        // bytes between the weights that are multiplied and those that are prefetched
 
 // Vectors as wide as the registers, since gcc keeps wider ones in memory: 4, 8 or 16 floats.
 template <int L>
@@ -95,167 +99,254 @@ INLINE float sum_halves(Floats<16> x) {
                       __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));
 }
 
-// low[r][k] = dot product of row r of x [R, padded inputs], whose last elements are 0, and row k of down [K, inputs].
-template <int L, class T, int R, int K>
-INLINE void dot_rows(const float* x, int64_t padded, const T* down, int64_t inputs, float* low, int64_t width) {
-    Floats<L> sums[R][K] = {};
-    const int64_t whole = inputs / L * L, rest = inputs - whole;
-    for (int64_t d = 0; d < whole; d += L) {
+// How matrices are multiplied: as floats, L of them in a register.
+template <int L_, class T>
+struct Widened {
+    typedef T Item;     // of x, out and the matrices
+    typedef float Row;  // of rows that are multiplied
+    static const int L = L_, STEP = L_, V = 16 / L_;  // STEP: inputs that are multiplied at once
+
+    static MEMBER Floats<L> add(Floats<L> sum, const float* x, const T* down) { return sum + load_as<L>(x) * load_as<L>(down); }
+
+    static MEMBER void put(T* p, Floats<L> x) { store_as<L>(p, x); }
+
+    // sums [R][V] = low @ 16 outputs of `up`.
+    template <int R>
+    static MEMBER void add_ranks(Floats<L> (*sums)[V], const float* const* low, const T* up, int64_t ranks) {
+        for (int64_t k = 0; k < ranks; k++) {
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++) {
+                const Floats<L> weight = load_as<L>(up + k * 16 + v * L);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) sums[r][v] += low[r][k] * weight;
+            }
+        }
+    }
+};
+
+#ifdef __x86_64__
+typedef Vectors<16>::I Words;  // of two bfloat16
+
+INLINE Floats<16> add_pairs(Floats<16> sum, Words a, Words b) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
+
+template <class T>
+INLINE T read(const bf16* p) {
+    T x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+// The first product as pairs of bfloat16, two of them in a lane; the second one as floats.
+struct Pairs {
+    typedef bf16 Item, Row;
+    static const int L = 16, STEP = 32, V = 1;
+
+    static MEMBER Floats<16> add(Floats<16> sum, const bf16* x, const bf16* down) {
+        return add_pairs(sum, read<Words>(x), read<Words>(down));
+    }
+
+    static MEMBER void put(bf16* p, Floats<16> x) {
+        Vectors<16>::H rounded;
+        asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(x));
+        memcpy(p, &rounded, sizeof rounded);
+    }
+
+    template <int R>
+    static MEMBER void add_ranks(Floats<16> (*sums)[1], const float* const* low, const bf16* up, int64_t ranks) {
+        int64_t k = 0;
+        for (; k + 2 <= ranks; k += 2) {
+            typedef uint16_t Halves __attribute__((vector_size(64)));
+            const Halves two = read<Halves>(up + k * 16);  // both ranks of an output share a word from here on
+            const Words words = (Words)__builtin_shufflevector(two, two, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8,
+                                                               24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            const Floats<16> first = (Floats<16>)(words << 16), second = (Floats<16>)(words & (int32_t)0xffff0000);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) sums[r][0] = sums[r][0] + low[r][k] * first + low[r][k + 1] * second;
+        }
+        if (k == ranks) return;
+        const Floats<16> last = load_as<16>(up + k * 16);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) sums[r][0] += low[r][k] * last;
+    }
+};
+#endif
+
+// low[r][k] = dot product of row r of x and row k of down [K, inputs]. The result of a row does not depend on R and K.
+template <class Kind, int R, int K>
+INLINE void dot_rows(const typename Kind::Row* const* x, const typename Kind::Item* down, int64_t inputs, float* low,
+                     int64_t width) {
+    typedef typename Kind::Item T;
+    Floats<Kind::L> sums[R][K] = {};
+    const int64_t whole = inputs / Kind::STEP * Kind::STEP, rest = inputs - whole;
+    for (int64_t d = 0; d < whole; d += Kind::STEP) {
 #pragma GCC unroll 4
         for (int k = 0; k < K; k++) {
-            const Floats<L> weight = load_as<L>(down + k * inputs + d);
+            if (R == 1) __builtin_prefetch(down + (K + k) * inputs + d);  // the hardware prefetches such short rows too late
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++) sums[r][k] += load_as<L>(x + r * padded + d) * weight;
+            for (int r = 0; r < R; r++) sums[r][k] = Kind::add(sums[r][k], x[r] + d, down + k * inputs + d);
         }
     }
     if (rest) {
+        typename Kind::Row inputs_left[R][Kind::STEP] = {};
+        for (int r = 0; r < R; r++) memcpy(inputs_left[r], x[r] + whole, rest * sizeof(typename Kind::Row));
 #pragma GCC unroll 4
         for (int k = 0; k < K; k++) {
-            T part[L] = {};
+            T part[Kind::STEP] = {};
             memcpy(part, down + k * inputs + whole, rest * sizeof(T));
-            const Floats<L> weight = load_as<L>(part);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++) sums[r][k] += load_as<L>(x + r * padded + whole) * weight;
-        }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int k = 0; k < K; k++) low[r * width + k] = sum_halves(sums[r][k]);
-}
-
-template <int L, class T, int R, int K>
-INLINE void reduce_rows(const float* x, int64_t padded, const T* down, int64_t inputs, int64_t ranks, float* low, int64_t width) {
-    int64_t k = 0;
-    for (; k + K <= ranks; k += K) dot_rows<L, T, R, K>(x, padded, down + k * inputs, inputs, low + k, width);
-    for (; k < ranks; k++) dot_rows<L, T, R, 1>(x, padded, down + k * inputs, inputs, low + k, width);
-}
-
-// low [rows, ranks] = x @ down, of `count` rows from `first` on and of `ranks` ranks. wide: memory for ROWS rows as floats.
-template <int L, class T>
-INLINE void reduce(const Group& group, const T* x, int64_t stride, const T* down, int64_t inputs, int64_t ranks, float* low,
-                   int64_t width, int64_t first, int64_t count, float* wide) {
-    constexpr int K = L == 16 ? 4 : 2;  // so that the sums of 4 rows fit the registers
-    const int64_t whole = inputs / 16 * 16, padded = (inputs + 15) / 16 * 16;
-    for (int64_t i = 0; i < count; i++) {
-        const T* row = x + group.row(first + i) * stride;
-        float* to = wide + i * padded;
-        for (int64_t d = 0; d < whole; d += L) store_as<L>(to + d, load_as<L>(row + d));
-        if (whole < padded) store(to + whole, load_part(row + whole, inputs - whole));
-    }
-    if (count == ROWS) {
-        reduce_rows<L, T, ROWS, K>(wide, padded, down, inputs, ranks, low, width);
-    } else {
-        for (int64_t i = 0; i < count; i++)
-            reduce_rows<L, T, 1, K>(wide + i * padded, padded, down, inputs, ranks, low + i * width, width);
-    }
-}
-
-template <int L>
-INLINE void any_reduce(int type, const Group* group, const char* x, int64_t stride, const char* down, int64_t inputs,
-                       int64_t ranks, float* low, int64_t width, int64_t first, int64_t count, float* wide) {
-    if (type == FLOAT32)
-        reduce<L>(*group, (const float*)x, stride, (const float*)down, inputs, ranks, low, width, first, count, wide);
-    else
-        reduce<L>(*group, (const bf16*)x, stride, (const bf16*)down, inputs, ranks, low, width, first, count, wide);
-}
-
-// Change 16 outputs of R rows at `o`; `to` are elements of them, for a shard that ends before the sixteenth.
-template <int L, class T, int R>
-INLINE void expand_panel(T* const* to, const float* const* low, const Shard& shard, int64_t o) {
-    constexpr int V = 16 / L;
-    const T *up = (const T*)shard.up + o * shard.ranks, *gain = (const T*)shard.gain + o, *shift = (const T*)shard.shift + o;
-    Floats<L> sums[R][V] = {};
-    for (int64_t k = 0; k < shard.ranks; k++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++) {
-            const Floats<L> weight = load_as<L>(up + k * 16 + v * L);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) sums[r][v] += low[r][k] * weight;
+            for (int r = 0; r < R; r++) sums[r][k] = Kind::add(sums[r][k], inputs_left[r], part);
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) {
+        for (int k = 0; k < K; k++) low[r * width + k] = sum_halves(sums[r][k]);
+    }
+}
+
+template <class Kind, int R, int K>
+INLINE void dot_all(const typename Kind::Row* const* x, int64_t rows, const typename Kind::Item* down, int64_t inputs,
+                    float* low, int64_t width) {
+    int64_t i = 0;
+    for (; i + R <= rows; i += R) dot_rows<Kind, R, K>(x + i, down, inputs, low + i * width, width);
+    for (; i < rows; i++) dot_rows<Kind, 1, K>(x + i, down, inputs, low + i * width, width);
+}
+
+// What all pieces of a call share; see sensorium_low_rank.
+struct Call {
+    const char* x;
+    int64_t x_stride;
+    char* out;
+    int64_t out_stride, inputs, number;
+    float* low;  // [rows of all groups, width]: the first product
+    int64_t width;
+
+    int64_t row_floats() const { return (inputs + 15) / 16 * 16; }
+};
+
+// A part of the work: `ranks` ranks of the first product, and the outputs from `begin` to `end` of some shards, of rows of a group.
+struct Piece {
+    const Group* group;
+    int64_t first, count, low_row;
+    int64_t first_rank, ranks;
+    const Shard* shards;
+    int64_t num_shards, begin, end;
+};
+
+// Compute the first product of a piece. wide: memory for UNIT rows as floats.
+template <class Kind>
+INLINE void reduce(const Call& call, const Piece& piece, float* wide) {
+    typedef typename Kind::Item T;
+    const int64_t inputs = call.inputs, whole = inputs / 16 * 16, padded = call.row_floats();
+    const typename Kind::Row* rows[UNIT];
+    for (int64_t i = 0; i < piece.count; i++) {
+        const T* row = (const T*)call.x + piece.group->row(piece.first + i) * call.x_stride;
+        if constexpr (std::is_same<typename Kind::Row, T>::value) {
+            rows[i] = row;
+        } else {
+            float* to = wide + i * padded;
+            for (int64_t d = 0; d < whole; d += Kind::L) store_as<Kind::L>(to + d, load_as<Kind::L>(row + d));
+            if (whole < padded) store(to + whole, load_part(row + whole, inputs - whole));
+            rows[i] = to;
+        }
+    }
+    constexpr int K = Kind::L == 16 ? RANKS : 2;  // so that the sums of 4 rows fit the registers
+    const T* down = (const T*)piece.group->layers[call.number].down + piece.first_rank * inputs;
+    float* low = call.low + piece.low_row * call.width + piece.first_rank;
+    int64_t k = 0;
+    for (; k + K <= piece.ranks; k += K) dot_all<Kind, ROWS, K>(rows, piece.count, down + k * inputs, inputs, low + k, call.width);
+    for (; k < piece.ranks; k++) dot_all<Kind, ROWS, 1>(rows, piece.count, down + k * inputs, inputs, low + k, call.width);
+}
+
+// Change 16 outputs of R rows at `o`; `to` are elements of them, for a shard that ends before the sixteenth.
+template <class Kind, int R>
+INLINE void expand_panel(typename Kind::Item* const* to, const float* const* low, const Shard& shard, int64_t o) {
+    typedef typename Kind::Item T;
+    constexpr int L = Kind::L;
+    const T *up = (const T*)shard.up + o * shard.ranks, *gain = (const T*)shard.gain + o, *shift = (const T*)shard.shift + o;
+    Floats<L> sums[R][Kind::V] = {};
+    Kind::template add_ranks<R>(sums, low, up, shard.ranks);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < Kind::V; v++) {
             T* at = to[r] + v * L;
             Floats<L> value = load_as<L>(at);
             if (shard.gain) {
-                store_as<L>(at, value * load_as<L>(gain + v * L));
-                store_as<L>(at, load_as<L>(at) + load_as<L>(shift + v * L));
+                Kind::put(at, value * load_as<L>(gain + v * L));
+                Kind::put(at, load_as<L>(at) + load_as<L>(shift + v * L));
                 value = load_as<L>(at);
             }
-            store_as<L>(at, value + sums[r][v]);
+            Kind::put(at, value + sums[r][v]);
         }
     }
 }
 
-template <int L, class T, int R>
-INLINE void expand_rows(T* const* out, const float* const* low, const Shard& shard, int64_t begin, int64_t end) {
+template <class Kind, int R>
+INLINE void expand_rows(typename Kind::Item* const* out, const float* const* low, const Shard& shard, int64_t begin,
+                        int64_t end) {
+    typedef typename Kind::Item T;
+    const int64_t whole = begin + (end - begin) / 16 * 16, part = end - whole;
     T* to[R];
-    for (int64_t o = begin; o < end; o += 16) {
-        T parts[R][16] = {};
-        const int64_t part = end - o;
+    for (int64_t o = begin; o < whole; o += 16) {
+        if (R == 1) __builtin_prefetch(shard.up + o * shard.ranks * sizeof(T) + AHEAD);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r++) to[r] = part < 16 ? parts[r] : out[r] + o;
-        for (int r = 0; part < 16 && r < R; r++) memcpy(parts[r], out[r] + o, part * sizeof(T));
-        expand_panel<L, T, R>(to, low, shard, o);
-        for (int r = 0; part < 16 && r < R; r++) memcpy(out[r] + o, parts[r], part * sizeof(T));
+        for (int r = 0; r < R; r++) to[r] = out[r] + o;
+        expand_panel<Kind, R>(to, low, shard, o);
     }
+    if (!part) return;
+    T parts[R][16] = {};
+    for (int r = 0; r < R; r++) memcpy(to[r] = parts[r], out[r] + whole, part * sizeof(T));
+    expand_panel<Kind, R>(to, low, shard, whole);
+    for (int r = 0; r < R; r++) memcpy(out[r] + whole, parts[r], part * sizeof(T));
 }
 
-// Change the outputs from `begin` to `end` of a shard in `count` rows from `first` on.
-template <int L, class T>
-INLINE void expand(const Group& group, const Shard& shard, T* out, int64_t stride, const float* low, int64_t width, int64_t first,
-                   int64_t count, int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < count;) {
-        T* rows[ROWS];
-        const float* from[ROWS];
-        const int64_t some = count - i < ROWS ? 1 : ROWS;
-        for (int64_t j = 0; j < some; j++) {
-            rows[j] = out + group.row(first + i + j) * stride + shard.first_output;
-            from[j] = low + (i + j) * width + shard.first_rank;
+// Change the outputs of a piece.
+template <class Kind>
+INLINE void expand(const Call& call, const Piece& piece) {
+    typedef typename Kind::Item T;
+    for (int64_t s = 0; s < piece.num_shards; s++) {
+        const Shard& shard = piece.shards[s];
+        T* rows[UNIT];
+        const float* from[UNIT];
+        for (int64_t i = 0; i < piece.count; i++) {
+            rows[i] = (T*)call.out + piece.group->row(piece.first + i) * call.out_stride + shard.first_output;
+            from[i] = call.low + (piece.low_row + i) * call.width + shard.first_rank;
         }
-        if (some == ROWS)
-            expand_rows<L, T, ROWS>(rows, from, shard, begin, end);
-        else
-            expand_rows<L, T, 1>(rows, from, shard, begin, end);
-        i += some;
+        for (int64_t o = piece.begin, last = std::min(piece.end, shard.outputs); o < last; o += OUTPUTS) {
+            const int64_t end = std::min(last, o + OUTPUTS);
+            int64_t i = 0;
+            for (; i + ROWS <= piece.count; i += ROWS) expand_rows<Kind, ROWS>(rows + i, from + i, shard, o, end);
+            for (; i < piece.count; i++) expand_rows<Kind, 1>(rows + i, from + i, shard, o, end);
+        }
     }
 }
 
-template <int L>
-INLINE void any_expand(int type, const Group* group, const Shard* shard, char* out, int64_t stride, const float* low, int64_t width,
-                       int64_t first, int64_t count, int64_t begin, int64_t end) {
-    if (type == FLOAT32)
-        expand<L>(*group, *shard, (float*)out, stride, low, width, first, count, begin, end);
-    else
-        expand<L>(*group, *shard, (bf16*)out, stride, low, width, first, count, begin, end);
+template <class Kind>
+INLINE void run(const Call* call, const Piece* piece, float* wide) {
+    if (piece->ranks) reduce<Kind>(*call, *piece, wide);
+    if (piece->num_shards) expand<Kind>(*call, *piece);
 }
 
-// Run the body with the widest registers of the level in use.
-template <auto wide, auto half, auto quarter, class... Args>
-static void run_widest(Args... args) {
+// Run a piece with the widest registers of the level in use.
+template <class T>
+void run_widest(const Call* call, const Piece* piece, float* wide) {
 #ifdef __x86_64__
-    if (sensorium_level >= LEVEL_AVX512) return on_avx512<wide>(args...);
-    if (sensorium_level == LEVEL_AVX2) return on_avx2<half>(args...);
+    if constexpr (std::is_same<T, bf16>::value)
+        if (sensorium_level >= LEVEL_AVX512_BF16) return on_avx512<run<Pairs>>(call, piece, wide);
+    if (sensorium_level >= LEVEL_AVX512) return on_avx512<run<Widened<16, T>>>(call, piece, wide);
+    if (sensorium_level == LEVEL_AVX2) return on_avx2<run<Widened<8, T>>>(call, piece, wide);
 #endif
-    quarter(args...);
+    run<Widened<4, T>>(call, piece, wide);
 }
 
-// A piece of one of the two products: `count` rows of a group from `first` on, and a part of its ranks, or of a shard's outputs.
-struct Piece {
-    const Group* group;
-    const Shard* shard;
-    int64_t first, count, begin, end, low_row;
-};
-
-// Add the pieces of `rows` rows, `some` at a time, and of n ranks or outputs, `size` at a time.
-void add_pieces(std::vector<Piece>& pieces, const Group& group, const Shard* shard, int64_t n, int64_t size, int64_t rows,
-                int64_t some, int64_t low_row) {
-    for (int64_t begin = 0; begin < n; begin += size)
-        for (int64_t first = 0; first < rows; first += some)
-            pieces.push_back({&group, shard, first, std::min(some, rows - first), begin, std::min(n, begin + size), low_row});
+// Wait until other threads have counted to n. They may wait for a CPU themselves.
+void wait_for(const std::atomic<int64_t>& count, int64_t n) {
+    for (int64_t tries = 0; count.load(std::memory_order_acquire) < n; tries++)
+        if (tries > 10000) std::this_thread::yield();
 }
 
 }  // namespace
@@ -264,41 +355,45 @@ void add_pieces(std::vector<Piece>& pieces, const Group& group, const Shard* sha
 // groups: the adapters of a step and their rows; the first number is how many there are. number: of the layer in their tables.
 extern "C" void sensorium_low_rank(int type, const char* x, int64_t x_stride, char* out, int64_t out_stride, int64_t rows,
                                    int64_t inputs, int64_t number, const int64_t* groups, int threads) {
-    thread_local std::vector<Piece> reduced, expanded;
+    thread_local std::vector<Piece> units, pieces;
     thread_local std::vector<float> low;
-    reduced.clear(), expanded.clear();
+    units.clear(), pieces.clear();
     const Group* group = (const Group*)(groups + 1);
     int64_t total = 0, width = 0;
     for (int64_t g = 0; g < groups[0]; g++) {
         const Layer& layer = group[g].layers[number];
-        if (!layer.down) continue;
-        const int64_t own = group[g].index ? group[g].count : rows;
-        width = std::max(width, layer.ranks);
-        add_pieces(reduced, group[g], nullptr, layer.ranks, own < FEW_ROWS ? RANKS : layer.ranks, own, ROWS, total);
-        for (int64_t s = 0; s < layer.num_shards; s++)
-            add_pieces(expanded, group[g], layer.shards + s, layer.shards[s].outputs, OUTPUTS, own, 4 * ROWS, total);
+        const int64_t own = !layer.down ? 0 : group[g].index ? group[g].count : rows;
+        for (int64_t first = 0; first < own; first += UNIT)
+            units.push_back({group + g, first, std::min(UNIT, own - first), total + first, 0, layer.ranks, layer.shards,
+                             layer.num_shards, 0, INT64_MAX});
+        if (own) width = std::max(width, layer.ranks);
         total += own;
     }
     if (!total) return;
+    const bool divide = (int64_t)units.size() < 2 * threads && threads > 1;
+    int64_t reductions = 0;
+    if (divide) {  // first products come first, so that other threads already compute those for which a thread waits
+        for (const Piece& unit : units)
+            for (int64_t k = 0; k < unit.ranks; k += PART_RANKS)
+                pieces.push_back({unit.group, unit.first, unit.count, unit.low_row, k, std::min(PART_RANKS, unit.ranks - k)});
+        reductions = (int64_t)pieces.size();
+        for (const Piece& unit : units)
+            for (int64_t s = 0; s < unit.num_shards; s++)
+                for (int64_t begin = 0; begin < unit.shards[s].outputs; begin += PART_OUTPUTS)
+                    pieces.push_back({unit.group, unit.first, unit.count, unit.low_row, 0, 0, unit.shards + s, 1, begin,
+                                      begin + PART_OUTPUTS});
+    }
     if ((int64_t)low.size() < total * width) low.resize(total * width);
-    float* const product = low.data();
-    const int64_t item = type == FLOAT32 ? 4 : 2;
-    const Piece* const reductions = reduced.data();
-    parallel_for(threads, (int64_t)reduced.size(), [&](int64_t i) {
-        const Piece& piece = reductions[i];
-        const char* down = piece.group->layers[number].down + piece.begin * inputs * item;
-        float* const to = product + (piece.low_row + piece.first) * width + piece.begin;
+    const Call call{x, x_stride, out, out_stride, inputs, number, low.data(), width};
+    const std::vector<Piece>& all = divide ? pieces : units;
+    const Piece* const first = all.data();
+    auto* const run_piece = type == FLOAT32 ? run_widest<float> : run_widest<bf16>;
+    std::atomic<int64_t> reduced{0};
+    parallel_for(threads, (int64_t)all.size(), [&](int64_t i) {
         thread_local std::vector<float> wide;
-        wide.resize(ROWS * ((inputs + 15) / 16 * 16));
-        const int64_t ranks = piece.end - piece.begin;
-        run_widest<any_reduce<16>, any_reduce<8>, any_reduce<4>>(type, piece.group, x, x_stride, down, inputs, ranks, to, width,
-                                                                 piece.first, piece.count, wide.data());
-    });
-    const Piece* const expansions = expanded.data();
-    parallel_for(threads, (int64_t)expanded.size(), [&](int64_t i) {
-        const Piece& piece = expansions[i];
-        const float* from = product + (piece.low_row + piece.first) * width;
-        run_widest<any_expand<16>, any_expand<8>, any_expand<4>>(type, piece.group, piece.shard, out, out_stride, from, width,
-                                                                 piece.first, piece.count, piece.begin, piece.end);
+        wide.resize(UNIT * call.row_floats());
+        if (divide && i >= reductions) wait_for(reduced, reductions);
+        run_piece(&call, first + i, wide.data());
+        if (i < reductions) reduced.fetch_add(1, std::memory_order_release);
     });
 }

@@ -192,9 +192,17 @@ def allocate(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     size, chunk = count * dtype.itemsize, None if _arena.chunk is None else _arena.chunk()
     if chunk is None or _arena.used + size > len(chunk):
-        chunk = mmap.mmap(-1, max(_CHUNK, -(-size // _PAGE) * _PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        chunk.madvise(mmap.MADV_HUGEPAGE)
+        chunk = map_pages(max(_CHUNK, -(-size // _PAGE) * _PAGE))
         _arena.chunk, _arena.used = weakref.ref(chunk), 0
     start = _arena.used
     _arena.used += -(-size // _LINE) * _LINE
     return torch.frombuffer(chunk, dtype=dtype, count=count, offset=start).view(shape)
+
+
+def map_pages(size: int) -> mmap.mmap:
+    """Return `size` bytes of zeros, on huge pages if the system has them."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages

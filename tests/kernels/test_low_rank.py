@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -59,7 +59,15 @@ def oracle(out: Tensor, x: Tensor, groups: Sequence[tuple[Rows, LowRankWeights]]
     return expected
 
 
-@pytest.fixture(params=["base", "avx2", "avx512"])
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Set the number of torch's threads until the end of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["base", "avx2", "avx512", "avx512_bf16"])
 def level(request: pytest.FixtureRequest) -> object:
     library = native.library()
     assert library is not None
@@ -102,6 +110,32 @@ def test_a_rows_bits_do_not_depend_on_other_rows(level: object, dtype: torch.dty
         rows = torch.randperm(70, generator=made)
         part = run(out, x, [(rows[:count].clone(), some), (rows[count:].clone(), other)])
         assert torch.equal(part[rows[:count]], whole[rows[:count]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 8, 40])
+def test_bits_do_not_depend_on_the_number_of_threads(
+    level: object, dtype: torch.dtype, count: int, threads: Callable[[int], None]
+) -> None:
+    """Few rows are divided among threads by ranks and outputs, many by rows."""
+    shards = [(19, 1100), (4, 37)]
+    x, out = torch.randn(count, 70).to(dtype), torch.randn(count, 1137).to(dtype)
+    groups = [(torch.arange(count)[part::2].clone(), weights(part, 70, shards, dtype)) for part in (0, 1)]
+    threads(1)
+    alone = run(out, x, groups)
+    for number in (2, 3, 16):
+        threads(number)
+        for _ in range(20):
+            assert torch.equal(run(out, x, groups), alone)
+
+
+def test_an_adapter_lies_in_one_piece_of_memory() -> None:
+    """Its layers are in order, so that a step reads it from the beginning to the end."""
+    products = {number: weights(number, 64, [(4, 48), (8, 32)], torch.bfloat16, gained=True) for number in (2, 0, 1)}
+    table = AdapterTable(products, 3)
+    downs = table.layers[:, 0].tolist()
+    bytes_of_layer = 2 * (12 * 64 + 4 * 48 + 8 * 32 + 2 * 48)
+    assert [down - downs[0] for down in downs] == [0, bytes_of_layer, 2 * bytes_of_layer]
 
 
 def test_strided_rows(level: object) -> None:
