@@ -66,6 +66,8 @@ class Span:
         shared: the span adds no tokens. Its rows are those tokens of the previous span that are not rows of that span.
         ahead: rows after these, for tokens that are generated.
         trailing: tokens that belong to the range if they follow it in the prompt.
+        fills: number below 0 that `preprocess_prompt` put into the prompt -> the tokens that replace it between this span and
+            the next one.
     """
 
     num_tokens: int
@@ -78,11 +80,14 @@ class Span:
     shared: bool = False
     ahead: int = 0
     trailing: frozenset[int] = frozenset()
+    fills: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def max_added_tokens(self) -> int:
         """Tokens that the span adds to a prompt, before `merges` apply."""
-        return 0 if self.shared else len(self.before) + self.num_tokens + len(self.after)
+        if self.shared:
+            return 0
+        return len(self.before) + self.num_tokens + len(self.after) + sum(map(len, self.fills.values()))
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -110,6 +110,7 @@ def lay_out(
     layout = PromptLayout([], {name: [] for name in spans})
     position = end = 0  # `end`: where the last placeholder ended
     merges: Mapping[tuple[int, int], int] = {}  # merges of the text after that placeholder
+    fills: Mapping[int, tuple[int, ...]] = {}  # its fills
     while position < len(prompt_ids):
         modality = modality_of.get(prompt_ids[position])
         if modality is None:
@@ -118,18 +119,23 @@ def lay_out(
         parts = _next_input(modality, len(layout.inputs.get(modality, ())), spans)
         start = _start_of_expanded(prompt_ids, position, end, parts)
         text = prompt_ids[end : position if start is None else start]
-        layout.add_text(text, merges)
+        layout.add_text(_filled(text, fills), merges)
         stop = position + 1 if start is None else start + sum(map(_length, parts))
         position = end = _end_of_trailing(prompt_ids, stop, parts[-1])
         layout.add_spans(modality, [*parts[:-1], _lengthened(parts[-1], prompt_ids[stop:end])], expanded=start is not None)
-        merges = parts[-1].merges if start is None else {}
-    layout.add_text(prompt_ids[end:], merges)
+        merges, fills = parts[-1].merges if start is None else {}, parts[-1].fills
+    layout.add_text(_filled(prompt_ids[end:], fills), merges)
     for modality, item_spans in spans.items():
         used = len(layout.inputs[modality])
         if used < len(item_spans):
             how = f"write {text_of(placeholder_ids[modality])} once for each item ({len(item_spans)} here), or ask with chat"
             raise MissingPlaceholderError(f"{modality} {used}: the prompt has no placeholder for it; {how}", modality)
     return layout
+
+
+def _filled(token_ids: Sequence[int], fills: Mapping[int, tuple[int, ...]]) -> Sequence[int]:
+    """Return text with the tokens that a span has for numbers in it."""
+    return [new for token in token_ids for new in fills.get(token, (token,))] if fills else token_ids
 
 
 def _end_of_trailing(prompt_ids: Sequence[int], start: int, span: Span) -> int:
