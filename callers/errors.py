@@ -29,7 +29,7 @@ ErrorCode = Literal[
     "too_long",  # more tokens than the model's context or the caches can ever hold
     "invalid_config",  # an engine option, or a checkpoint's config.json
     "checkpoint",  # weights or tokenizer files
-    "not_found",  # a model's name, or a revision, that the Hub does not know
+    "not_found",  # a model's name, or a revision, that the Hub does not know, or an adapter that no resolver finds
     "gated",  # a model on the Hub that this account may not read
     "unreachable",  # the Hub cannot be reached, and the cache lacks the model
     "disk_full",  # too little space for a download, a body or a file of the server

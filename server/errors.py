@@ -92,6 +92,8 @@ class HttpError(Exception):
 
 def error_body(info: ErrorInfo) -> tuple[int, dict[str, Any]]:
     """Return the status and OpenAI's error object of an ErrorInfo. Details of internal errors are in the log only."""
+    if info.code == "not_found" and info.param == "adapter":  # over HTTP, names of adapters are names of models
+        return 404, _body(404, message_of(info), "model_not_found", "model", {})
     status = _STATUS.get(info.code, 500)
     internal = "internal error; the server's log has the details"
     message = internal if info.code == "internal" else message_of(info)

@@ -23,8 +23,6 @@ from .request_handle import ServingLoop, UnloadAdapter
 
 _NAME = re.compile(r"\w[\w.:@+-]*(/\w[\w.:@+-]*)*")
 _MAX_NAME = 200
-AdapterChoice = str | LoRARequest | None
-"""The adapter of a request: a loaded name, a LoRARequest, or None for the base model."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +95,12 @@ class AdapterLease:
         self._released, self.resident = True, None
 
 
+AdapterChoice = str | LoRARequest | AdapterLease | None
+"""The adapter of a request: a loaded name, a LoRARequest, the lease of another request (whose content it uses, whatever its
+name stands for now), or None for the base model.
+"""
+
+
 @dataclass(frozen=True, eq=False)
 class _NamedAdapter:
     path: str
@@ -165,6 +169,8 @@ class RequestAdapters:
     def check(self, choices: Sequence[AdapterChoice]) -> None:
         """Raise InputError for a choice of another type and for an unknown name. Folders are not read."""
         for choice in {id(choice): choice for choice in choices}.values():
+            if isinstance(choice, AdapterLease):
+                continue
             name, folder = _parts(choice) if choice is not None else ("", "")
             if folder is None and self._resolvers:
                 check_name(name)
@@ -181,6 +187,8 @@ class RequestAdapters:
         if choice is None:
             return None
         self._loop.check_open()
+        if isinstance(choice, AdapterLease):
+            return self._share(choice)
         name, folder = _parts(choice)
         again = isinstance(choice, LoRARequest) and choice.load_inplace
         with self._lock:
@@ -215,13 +223,13 @@ class RequestAdapters:
         """Ask the resolvers for an adapter, and load it under its name.
 
         Raises:
-            InputError: no resolver has it.
+            InputError: no resolver has it ("not_found").
             HubError, CheckpointError: it cannot be downloaded, or a resolver fails.
         """
         folder = next((found for resolver in self._resolvers if (found := resolver(name)) is not None), None)
         if folder is None:
             reason = f"no adapter {short_repr(name)} is loaded, and none of <<lora_resolvers>> has one of this name"
-            raise InputError(reason, code="unknown_name", value=short_repr(name), param="adapter")
+            raise InputError(reason, code="not_found", value=short_repr(name), param="adapter")
         self._read_for(lease, name=name, path=_folder(folder), again=False, names=True)
 
     def _lend(self, lease: AdapterLease, name: str, entry: _NamedAdapter) -> None:
@@ -230,6 +238,15 @@ class RequestAdapters:
         self._entries[name] = replace(entry, last_use=next(self._clock))
         lease.keep(entry.resident)
         self._leases.add(lease)
+
+    def _share(self, lease: AdapterLease) -> AdapterLease:
+        """Return another lease of the adapter of a lease that is loaded and not released."""
+        assert lease.resident is not None
+        shared = AdapterLease(None)
+        with self._lock:
+            shared.keep(lease.resident)
+            self._leases.add(shared)
+        return shared
 
     def _read_for(self, lease: AdapterLease, *, name: str, path: str, again: bool, names: bool) -> None:
         """Read the adapter of a request, unless another request has read it meanwhile.

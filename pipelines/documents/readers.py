@@ -73,8 +73,8 @@ class ModelReader:
         engine.chat_options()
         engine.loop.check_ready(())
         self._engine, self._options = engine, OcrOptions(question, max_tokens, cache_salt=cache_salt)
-        self._run, self._adapter = run or self._run_all, adapter
-        self._lease = None if adapter is None else engine.adapters.lease(adapter)  # kept: no page reads the adapter again
+        self._run = run or self._run_all
+        self._lease = None if adapter is None else engine.adapters.lease(adapter)  # kept: all pages use this content
         if self._lease is not None:
             self._lease.load()
 
@@ -105,7 +105,7 @@ class ModelReader:
         from ..with_adapter import with_adapters
 
         images = [_image_of(page) for page in pages]
-        results = self._run(with_adapters(self._engine, ocr_tasks(self._engine, images, self._options), self._adapter))
+        results = self._run(with_adapters(self._engine, ocr_tasks(self._engine, images, self._options), self._lease))
         return [self._record(page, result) for page, result in zip(pages, results, strict=True)]
 
     def _record(self, page: PageTask, result: Page) -> PageRecord:

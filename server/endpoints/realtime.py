@@ -92,7 +92,10 @@ async def _admit(websocket: WebSocket, services: Services) -> Server:
     if websocket.query_params.get("intent", "transcription") != "transcription":
         raise HttpError(400, "intent must be transcription; sessions with answers are not supported", "invalid_input", "intent")
     name = websocket.query_params.get("model")
-    services.pool.find(name)
+    if services.pool.is_fixed:
+        server_of(websocket).adapter_of(name)  # which may be a name that resolvers look for
+    else:
+        services.pool.find(name)
     if services.realtime_sessions > limit:
         raise HttpError(429, f"{limit} sessions are open (max_realtime_sessions); try again later", "overloaded")
     await lease_model(websocket, name)

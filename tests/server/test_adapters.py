@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
 from sensorium.cli import serve
 from sensorium.engine.sampling_params import SamplingParams
+from sensorium.pipelines import ocr
 from sensorium.pipelines.documents.readers import ModelReader
 from sensorium.server.adapter_entries import read_adapters
 from sensorium.server.config import ServerConfig, split_options
@@ -128,13 +129,16 @@ def test_endpoints_of_vectors_take_the_name_of_an_adapter(served):
     assert changed[0] != changed[1]
 
 
+def png():
+    """Return a picture of noise."""
+    with io.BytesIO() as file:
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(file, "PNG")
+        return file.getvalue()
+
+
 def test_documents_are_read_with_an_adapter(served):
     url, server = served
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
-    with io.BytesIO() as file:
-        Image.fromarray(noise).save(file, "PNG")
-        picture = file.getvalue()
-    pages = {}
+    picture, pages = png(), {}
     for model, adapter in (("red", "red"), ("tiny-vl", None)):
         data, files = {"model": model, "max_tokens": "6"}, {"file": ("a.png", picture, "image/png")}
         read = httpx.post(f"{url}/v1/documents", data=data, files=files, timeout=60).json()
@@ -146,6 +150,43 @@ def test_documents_are_read_with_an_adapter(served):
     assert pages["red"] != pages["tiny-vl"]
     digests = {ModelReader(server.engine, "Read.", 6, adapter=adapter).digest for adapter in (None, "red")}
     assert len(digests) == 2
+
+
+def test_a_document_is_read_with_the_content_that_a_name_had_at_the_beginning(served, folders, monkeypatch):
+    llm, real = served[1].llm.llm, ocr.ocr_tasks
+
+    def loading_again(*arguments):
+        llm.load_adapter("page", folders["blue"])
+        return real(*arguments)
+
+    def read(adapter):
+        (document,) = llm.read([picture], max_tokens=6, use_tqdm=False, adapter=adapter)
+        assert not document.failed
+        return [block.text for page in document.pages for block in page.blocks]
+
+    picture = png()
+    llm.load_adapter("page", folders["red"])
+    try:
+        before = read("page")
+        monkeypatch.setattr(ocr, "ocr_tasks", loading_again)
+        assert read("page") == before
+        assert read("page") != before
+    finally:
+        llm.unload_adapter("page")
+
+
+def test_names_that_resolvers_find(folders, expected, tmp_path):
+    """A name that none of them finds is an unknown model."""
+    shutil.copytree(folders["blue"], tmp_path / "found")
+    server = make_server(TINY, "tiny-vl", enable_lora=True, lora_resolvers=[str(tmp_path)], **OPTIONS)
+    with server.llm.llm, listening(server) as url:
+        body = {"messages": MESSAGES, **ANSWER}
+        answer = httpx.post(f"{url}/v1/chat/completions", json={**body, "model": "found"}, timeout=60).json()
+        assert answer["choices"][0]["message"]["content"] == expected["blue"]
+        for stream in (False, True):
+            response = httpx.post(f"{url}/v1/chat/completions", json={**body, "model": "lost", "stream": stream}, timeout=60)
+            found = error(response, 404)
+            assert (found["code"], found["param"]) == ("model_not_found", "model")
 
 
 def test_weights_are_replaced_by_an_administrator(served, expected, tmp_path):

@@ -579,6 +579,18 @@ def test_an_item_that_fails(client, server, monkeypatch, talk):
         until(connection, "input_audio_buffer.cleared")
 
 
+def test_a_session_may_name_an_adapter_that_resolvers_look_for(client, server, monkeypatch, talk):
+    asked = []
+    monkeypatch.setattr(server.engine.adapters, "_resolvers", (lambda name: asked.append(name),))
+    with client.realtime.connect(model="sql") as connection:
+        connection.session.update(session=session(turn_detection=None))
+        until(connection, "session.updated")
+        connection.input_audio_buffer.append(audio=encoded(talk[: 2 * RATE]))
+        connection.input_audio_buffer.commit()
+        failed = until(connection, FAILED)[-1].error
+        assert (failed.code, failed.param, set(asked)) == ("model_not_found", "model", {"sql"})
+
+
 def test_an_adapter_that_was_unloaded_fails_the_item_or_stream(client, server, monkeypatch, talk):
     def gone(self, name):
         raise HttpError(404, "there is no such adapter", "model_not_found", "model")

@@ -69,9 +69,9 @@ def test_a_folder_the_hub_and_a_function(base: Path, root: Path, monkeypatch: py
         assert len({*found[:2], found[4]}) == 3
         assert (downloads, asked) == (["my-org/anything"], [("by-function", str(base))])
         assert {info.name for info in llm.list_adapters()} == {"sql", "team/legal", "my-org/anything", "by-function"}
-        for name, code in (("other-org/sql", "unknown_name"), ("link", "unknown_name"), ("team", "unknown_name")):
+        for name in ("other-org/sql", "link", "team"):
             (refused,) = llm.generate(PROMPT, greedy(2), use_tqdm=False, adapter=name)
-            assert (refused.error.code, refused.error.param) == (code, "adapter")
+            assert (refused.error.code, refused.error.param) == ("not_found", "adapter")
         for name in ("broken", "wrong"):
             (refused,) = llm.generate(PROMPT, greedy(2), use_tqdm=False, adapter=name)
             assert refused.error.code == CheckpointError.default_code
