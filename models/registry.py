@@ -190,6 +190,7 @@ _NAMES: dict[str, str] = {
     "parakeet": "ParakeetForCTC ParakeetForRNNT ParakeetForTDT",
     "phi3_vision": "Phi3VForCausalLM",
     "phi4_multimodal": "Phi4MMForCausalLM Phi4MultimodalForCausalLM",
+    "phi4_vision": "Phi4ForCausalLMV",
     "pixtral": (
         "LlavaForConditionalGeneration/pixtral Mistral3Consolidated Mistral3ForConditionalGeneration PixtralConsolidated"
     ),

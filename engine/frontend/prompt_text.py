@@ -118,8 +118,7 @@ class PromptTokenizer:
     @property
     def placeholders(self) -> dict[str, str]:
         """The text of each modality's placeholder."""
-        texts = {token: text for text, token in self._info.text_placeholders.items()}
-        return {name: texts.get(token) or self.text_of(token) for name, token in self._info.placeholder_ids.items()}
+        return {name: self.text_of(token) for name, token in self._info.placeholder_ids.items()}
 
     @cached_property
     def placeholder_texts(self) -> dict[str, tuple[str, ...]]:
@@ -133,7 +132,9 @@ class PromptTokenizer:
         return texts
 
     def text_of(self, token: int) -> str:
-        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        """Return the text of a token for messages: that which prompts spell for it, or its own."""
+        spelled = next((text for text, number in self._info.text_placeholders.items() if number == token), "")
+        text = spelled or self._tokenizer.decode([token], skip_special_tokens=False)
         return text or f"token {token} (the tokenizer has no text for it: the prompt must be token ids)"
 
 
