@@ -108,7 +108,7 @@ def assign(model: nn.Module, quantization: QuantizationConfig, stored: Mapping[s
         if formatted and len(formatted) < len(by_name):
             wide = next(name for name in by_name if name not in formatted)
             raise CheckpointError(f"{next(iter(formatted))} is quantised and {wide} is not; both are parts of one product")
-        for (name, weight_format), rows in zip(formatted.items(), layer.shards.values(), strict=False):
+        for (name, weight_format), rows in zip(formatted.items(), layer.stored_outputs(), strict=False):
             module = name.removesuffix(".weight")
             _check_shapes(module, weight_format.layout(rows, layer.weight.shape[1]), formats.stored.get(module))
         layer.allocate(formatted)

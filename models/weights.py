@@ -270,24 +270,34 @@ def _put(
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
     target = views.pop(name)
-    if isinstance(tensor, Tensor):
-        tensor = layer.held_part(name, tensor)
-    _check_shape(stored, tensor.shape, target)
     if isinstance(tensor, QuantizedWeight):
-        if not isinstance(layer, Linear) or not layer.formats:
-            each = panel_rows(tensor.inputs)
-            for first in range(0, len(target), each):
-                copy(target[first : first + each], tensor.dequantize(first, first + each))
-        elif isinstance(tensor, BlockWeight) and layer.device.type == "cpu":
-            layer.hold(name, tensor)  # its blocks stay in the mapped file
-        else:
-            layer.hold(name, tensor.map(lambda part: _moved(part, layer.device, copy)))
-    elif not tensor.is_floating_point() or tensor.itemsize == 1:
+        _put_quantized(tensor, stored, name, layer, target, copy)
+        return
+    tensor = layer.held_part(name, tensor)
+    _check_shape(stored, tensor.shape, target)
+    if not tensor.is_floating_point() or tensor.itemsize == 1:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise CheckpointError(f"{stored} holds {kind}: it is quantised, and config.json does not say how")
     else:
         copy(target, tensor.reshape(target.shape))
         drop_pages(tensor)
+
+
+def _put_quantized(weight: QuantizedWeight, stored: str, name: str, layer: WeightedLayer, target: Tensor, copy: Copy) -> None:
+    """Give the layer the parts of a quantised weight that it holds, in floats if it is not quantised itself."""
+    parts = layer.held_parts(name, weight) if isinstance(layer, Linear) else [weight]
+    _check_shape(stored, (sum(part.shape[0] for part in parts), weight.shape[1]), target)
+    if isinstance(layer, Linear) and layer.formats:
+        if not isinstance(weight, BlockWeight) or layer.device.type != "cpu":  # else its blocks stay in the mapped file
+            parts = [part.map(lambda tensor: _moved(tensor, layer.device, copy)) for part in parts]
+        layer.hold(name, parts)
+        return
+    start, each = 0, panel_rows(weight.inputs)
+    for part in parts:
+        for first in range(0, part.shape[0], each):
+            panel = part.dequantize(first, min(first + each, part.shape[0]))
+            copy(target[start : start + len(panel)], panel)
+            start += len(panel)
 
 
 def _pack(layer: WeightedLayer, heads: Mapping[WeightedLayer, LmHead]) -> None:

@@ -39,9 +39,7 @@ def check_rank_options(config: EngineConfig) -> None:
 def check_ranks(model: Model, ranks: Ranks, architecture: str) -> None:
     """Raise ConfigError if a model has weights that cannot be divided, or no layer that could be."""
     reason = None
-    if getattr(model, "formats", None) is not None:
-        reason = "the checkpoint is quantised; give one that is not, with quantization='int8' or 'int4' if it shall be smaller"
-    elif model.adapters:
+    if model.adapters:
         reason = f"{architecture} has adapters of its own"
     elif ranks.layers:
         reason = _undivided_layers(getattr(model, "language_model", None), ranks, architecture)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -89,7 +89,7 @@ class Linear(WeightedLayer):
         self.sent_bytes = 0 if gathered is None else out * dtype.itemsize
         self.device, self.dtype = device, dtype
         self.formats: dict[str, WeightFormat] = {}
-        self.held: dict[str, QuantizedWeight] = {}
+        self.held: dict[str, Sequence[QuantizedWeight]] = {}  # the parts of a shard that this rank holds, in order
         self.stored_dtypes: set[torch.dtype] = set()
         self.weight = torch.empty(out, in_features, dtype=dtype, device="meta" if weights_deferred() else device)
         self.bias: Tensor | None = torch.empty(out, dtype=dtype, device=device) if bias else None
@@ -115,6 +115,15 @@ class Linear(WeightedLayer):
         rows = self.rows.get(name.rpartition(".")[0].rpartition(".")[2])
         return stored if rows is None else rows.of(stored)
 
+    def held_parts(self, name: str, stored: QuantizedWeight) -> list[QuantizedWeight]:
+        """Return the parts of a quantised weight that this rank holds, in order; of one with another shape all of it."""
+        rows = self.rows.get(name.rpartition(".")[0].rpartition(".")[2])
+        return [stored] if rows is None or stored.shape[0] != rows.total else [stored.select(part) for part in rows.slices]
+
+    def stored_outputs(self) -> list[int]:
+        """Return the outputs of each shard as the checkpoint stores it."""
+        return [self.rows[name].total if name in self.rows else outputs for name, outputs in self.shards.items()]
+
     def allocate(self, formats: Mapping[str, WeightFormat]) -> None:
         """Set the formats of a layer that was built in `deferred_weights`; without any, allocate its weight."""
         self.formats = dict(formats)
@@ -125,9 +134,9 @@ class Linear(WeightedLayer):
         """Hold the weight in float32 until it is quantised, so that it is rounded once: bfloat16 has 8 bits, as int8 has."""
         self.weight = torch.empty_like(self.weight, dtype=torch.float32)
 
-    def hold(self, name: str, weight: QuantizedWeight) -> None:
-        """Take the quantised weight of a shard, on this layer's device."""
-        self.held[name] = weight
+    def hold(self, name: str, parts: Sequence[QuantizedWeight]) -> None:
+        """Take the quantised weight of a shard, in the parts of `held_parts`, on this layer's device."""
+        self.held[name] = parts
 
     def packed_bytes(self, device: torch.device) -> int:
         (outer, inner), dtype, bias = self.weight.shape, self.dtype, self.bias is not None
@@ -140,14 +149,15 @@ class Linear(WeightedLayer):
         return bool(self.formats) and all(_output_scales(weight, method) is not None for weight in self._stored_shapes())
 
     def _stored_shapes(self) -> list[QuantizedWeight]:
-        """Return the shards' quantised weights, on the meta device."""
-        shards = zip(self.formats.values(), self.shards.values(), strict=True)
-        return [weight_format.decode(weight_format.layout(rows, self.weight.shape[1])) for weight_format, rows in shards]
+        """Return the shards' quantised weights, or the parts of them that this rank holds, on the meta device."""
+        shards = zip(self.formats.items(), self.stored_outputs(), strict=True)
+        whole = ((name, each.decode(each.layout(rows, self.weight.shape[1]))) for (name, each), rows in shards)
+        return [part for name, weight in whole for part in self.held_parts(name, weight)]
 
     def pack(self) -> None:
         """Lay the weight out for its device and drop the original."""
         if self.formats:
-            weights, method = [self.held[name] for name in self.formats], self.quantization
+            weights, method = [part for name in self.formats for part in self.held[name]], self.quantization
             scales = [output_scale for weight in weights if (output_scale := _output_scales(weight, str(method))) is not None]
             if method in _CODES and len(scales) == len(weights):
                 codes, scale = torch.cat([output_scale.codes for output_scale in weights]), torch.cat(scales)

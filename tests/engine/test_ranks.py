@@ -14,14 +14,17 @@ import torch
 from family import ask, load_rows, save
 from hostile import MODEL, asked, make_image
 from parity import make_llm
+from quantized import SCHEMES, write
 from sensorium import LLM, SamplingParams, register_logits_processor
 from sensorium.callers.errors import ConfigError
+from sensorium.checkpoints.formats.fp8 import Fp8Format
 from sensorium.engine.setup import loader
 from sensorium.engine.setup.doctor import plan_of
 from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.kernels.bodies import bodies_in_use
-from sensorium.models.layers.linear import LmHead
-from sensorium.models.layers.ranks import Ranks, RankTraffic, building_for, rank_traffic
+from sensorium.kernels.linear.grouped import GroupedWeight
+from sensorium.models.layers.linear import Linear, LmHead
+from sensorium.models.layers.ranks import Ranks, RankTraffic, Rows, building_for, rank_traffic
 from torch import Tensor, nn
 from waiting import wait_until
 
@@ -69,6 +72,7 @@ def _is_rank(pid: int) -> bool:
         (2, {"dtype": "float32"}),
         (4, {"dtype": "bfloat16", "max_num_batched_tokens": 24, "speculative_config": {"method": "suffix"}}),
         (2, {"dtype": "float32", "quantization": "int8", "kv_cache_dtype": "int8"}),
+        (2, {"dtype": "bfloat16", "quantization": "int4"}),
         (3, {"dtype": "bfloat16", "kind": "pipeline_parallel_size"}),
     ],
     ids=str,
@@ -86,6 +90,67 @@ def test_answers_have_the_bits_of_one_process(size: int, options: Mapping[str, A
         llm.sleep()
         llm.wake_up()
         assert answers(llm, PROMPTS, PARAMS) == alone
+
+
+def save_quantized(scheme: str, folder: Path) -> Path:
+    """Write the shipped model with the decoder's layers in a published format."""
+    return write(MODEL, folder, SCHEMES[scheme], lambda name: ".layers." in name and name.endswith("proj.weight"))[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "scheme", "options"),
+    [
+        ("tensor_parallel_size", 2, "fp8 block", {"dtype": "float32"}),
+        ("tensor_parallel_size", 4, "ct fp8 block", {"dtype": "bfloat16"}),
+        ("tensor_parallel_size", 2, "ct w8a8", {"dtype": "float32", "quantization": "int8"}),
+        ("tensor_parallel_size", 2, "gptq ordered", {"dtype": "bfloat16"}),
+        ("pipeline_parallel_size", 2, "fp8 tensor", {"dtype": "float32"}),
+    ],
+)
+def test_quantised_checkpoints_answer_with_the_bits_of_one_process(
+    kind: str, size: int, scheme: str, options: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """With 4 ranks, a rank's 16 outputs of the keys are half of a block of 32."""
+    folder = save_quantized(scheme, tmp_path)
+    with LLM(folder, **OPTIONS, **options) as llm:
+        alone = answers(llm, PROMPTS, PARAMS)
+    with LLM(folder, **OPTIONS, **options, **{kind: size}) as llm:
+        assert answers(llm, PROMPTS, PARAMS) == alone
+
+
+def test_a_rank_holds_its_part_of_a_quantised_checkpoint(tmp_path: Path) -> None:
+    folder = save_quantized("fp8 block", tmp_path)
+    whole, part = (plan_of(folder, OPTIONS | {"tensor_parallel_size": size}).weights for size in (1, 2))
+    layer = 2 * 128 * 128 + 2 * 64 * 128 + 3 * 384 * 128  # bytes of q, o, k, v and the MLP
+    assert whole - part >= 4 * layer // 2
+
+
+def test_a_rank_holds_several_parts_of_a_joined_weight() -> None:
+    """As of a stored `qkv_proj`, whose heads the ranks divide."""
+    codes, scale = torch.randn(24, 64).to(torch.float8_e4m3fn), torch.rand(24, 1)
+    weight, name = GroupedWeight(codes, scale, 64, 64), "layers.0.qkv_proj.weight"
+    parts = (slice(0, 4), slice(12, 16), slice(20, 24))
+    x, device = torch.randn(3, 64), torch.device("cpu")
+
+    def outputs(rows: Mapping[str, Rows], count: int) -> Tensor:
+        layer = Linear(64, {"qkv_proj": count}, False, torch.float32, device, rows=rows)
+        layer.allocate({name: Fp8Format(None, torch.float32)})
+        layer.hold(name, layer.held_parts(name, weight))
+        layer.pack()
+        return layer(x)
+
+    whole = outputs({}, 24)
+    assert torch.equal(outputs({"qkv_proj": Rows(24, parts)}, 12), torch.cat([whole[:, part] for part in parts], 1))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", sorted(SCHEMES.keys() - {"mlx 8 bits"}))  # its config names another model's layers
+def test_all_formats_answer_with_the_bits_of_one_process(scheme: str, tmp_path: Path) -> None:
+    folder = save_quantized(scheme, tmp_path)
+    with LLM(folder, **OPTIONS, dtype="float32") as llm:
+        alone = answers(llm, PROMPTS[1], PARAMS[0])
+    with LLM(folder, **OPTIONS, dtype="float32", tensor_parallel_size=2) as llm:
+        assert answers(llm, PROMPTS[1], PARAMS[0]) == alone
 
 
 @pytest.mark.full
