@@ -212,7 +212,7 @@ _NAMES: dict[str, str] = {
     "step3_vl": "Step3VL10BForCausalLM Step3VLForConditionalGeneration StepVLForConditionalGeneration",
     "terratorch": "Terratorch",
     "ultravox": "UltravoxModel",
-    "vibevoice_asr": "VibeVoiceAsrForConditionalGeneration",
+    "vibevoice_asr": "VibeVoiceAsrForConditionalGeneration VibeVoiceForASRTraining",
     "video_llama_3": "VideoLlama3ForConditionalGeneration",
     "voxtral": "VoxtralConsolidated VoxtralForConditionalGeneration",
     "voxtral_realtime": "VoxtralRealtimeConsolidated VoxtralRealtimeForConditionalGeneration",

@@ -6,7 +6,7 @@ are without noise, so that they can be cached. Sources: the class of transformer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -28,6 +28,7 @@ from ...layers.convolution import Past
 from ...memory_formulas import SMALL, OpBytes
 from ...text.decoder_config import decoder_spec
 from ...text.stacks import STACKS
+from .config import hub_config, hub_name
 
 _PART = 16  # rows that are computed at once
 _NORM_EPS = 1e-6  # of the projectors
@@ -210,6 +211,7 @@ class VibeVoiceAsr(DecoderModel):
     )  # fmt: skip
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        config = hub_config(config)
         super().__init__(decoder_spec(config, STACKS["qwen2"]), dtype, device)
         specs = {kind: wave_encoder_spec(config, kind) for kind in ENCODERS}
         if len({spec.hop for spec in specs.values()}) > 1:
@@ -220,6 +222,13 @@ class VibeVoiceAsr(DecoderModel):
             self.projectors.append(NormedMlp(spec.out, self.hidden_size, dtype, device))
             self.add_module(f"{kind}_encoder", self.encoders[-1])
             self.add_module(f"{kind}_projector", self.projectors[-1])
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Rename the publisher's tensors."""
+        for name, tensor in weights:
+            renamed = hub_name(name)
+            if renamed is not None:
+                yield renamed, tensor
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         hop = self.encoders[0].spec.hop

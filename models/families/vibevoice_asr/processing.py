@@ -22,8 +22,10 @@ from ....mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsI
 from ....processors.bases.audio import AudioInfo, audio_samples
 from ....processors.bases.speech import SpeechMixin
 from ....processors.bases.tiles import positive_int_or
+from ....processors.files import ProcessorFiles
 from ....processors.interface import Span
 from ....processors.mel import MelSpec
+from .config import hub_config
 
 _MAX_SECONDS = 61 * 60
 _RATIOS = (2, 2, 4, 5, 5, 8)
@@ -50,6 +52,11 @@ class VibeVoiceAsrProcessingInfo(AudioInfo, SpeechMixin):
     language_codes = _LANGUAGES
     takes_language = False
     takes_context = True
+
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        """Return the files in the Hub's layout. The publisher's JSON calls the rate `target_sample_rate`."""
+        audio = {key.replace("target_sample_rate", "sampling_rate"): value for key, value in files.audio.items()}
+        return replace(files, config=hub_config(files.config), audio=audio)
 
     def resolve_spec(self, modality: str) -> LoudnessSpec:
         """Read the JSON of the feature extractor. A row has as many samples as config.json says."""
