@@ -25,6 +25,7 @@ from .speculative_config import read_speculative_config, with_paths
 from .vllm_args import as_given, translate_options
 
 _DEFAULT_CACHE_BYTES = 4 << 30
+_LARGEST = (1 << 63) - 1  # the largest integer that messages to the engine's process hold
 _MEMORY_LIMITS = tuple(map(Path, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")))  # v2, v1
 PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in it
     *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao", "gguf"),
@@ -510,3 +511,5 @@ def _expand_folder(name: str, value: object) -> str:
 def _check_positive(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _error(name, value, "must be an integer, 1 or above")
+    if value > _LARGEST:
+        raise _error(name, value, f"must be at most {_LARGEST}")

@@ -41,6 +41,8 @@ _ROOT_PATH = re.compile(r"(/[\w.~-]+)+/?")
 _OWN_PATHS = ("v1", "api", "page")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _TEXTS = ("host", "uds", "admin_key", "otlp_traces_endpoint", "tls_cert", "tls_key", "data_dir", "speaker_model")
+SEND_SECONDS = 2
+"""How long clients have to read the error that ends their request at the time limit of a shutdown."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from .error_shapes import in_shape_of
 from .errors import HttpError, error_response
 from .events import error_chunk
 from .guard import TENANT, App, Receive, Scope, Send
+from .request_record import note_error
 
-SEND_SECONDS = 2
-"""How long clients have to read the error that ends their request."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +49,7 @@ class Drain:
             if started is None:
                 await in_shape_of(scope, error_response(_ended()))(scope, receive, send)
             elif (chunk := error_chunk(scope, _content_type(started), _ended())) is not None:
+                note_error()
                 await send({"type": "http.response.body", "body": chunk, "more_body": False})
             else:
                 raise

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..callers.errors import ConfigError, EngineDeadError, SensoriumError, short_repr
 from ..pipelines.llm import AsyncLLM
-from .config import ServerConfig, environment_options, is_loopback, split_options
-from .drain import SEND_SECONDS
+from .config import SEND_SECONDS, ServerConfig, environment_options, is_loopback, split_options
 from .listeners import address, bind, bind_metrics
 from .logs import json_line, logging_to_stderr
 from .tracing import loading_span, make_provider

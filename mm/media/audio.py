@@ -31,10 +31,14 @@ _STEP = 1 << 15  # of a live stream's block
 
 @dataclass(frozen=True)
 class DecodedAudio:
-    """Mono float32 `[samples]`, and what the user should know about how they were read."""
+    """Mono float32 `[samples]`, and what the user should know about how they were read.
+
+    `fault`: arguments of the InputError about what follows the samples, if the file is broken there.
+    """
 
     samples: Tensor
     warnings: tuple[str, ...] = ()
+    fault: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,13 +110,16 @@ def decode_with_warnings(
     longest: int | None = None,
     sound: AudioSelection = WHOLE_SOUND,
     from_first_frame: bool = False,
+    to_fault: bool = False,
 ) -> DecodedAudio:
     """Do the same as `decode_audio`, and return the warnings.
 
-    `from_first_frame`: the audio of a video begins at its first frame.
+    `from_first_frame`: the audio of a video begins at its first frame. `to_fault`: if the file is broken after some samples,
+    return these and the error as `fault`; limits are still raised.
     """
     warnings = dict[str, None]()
     audio, made = _open_held(value, rate, policy, sound, warnings.setdefault, from_first_frame), 0
+    fault: dict[str, Any] | None = None
     samples: Array = np.empty(audio.count(rate), np.float32)  # pages that stay unused cost nothing
 
     def check_count(count: int) -> None:
@@ -120,15 +127,20 @@ def decode_with_warnings(
             raise InputError(f"it lasts longer than the {longest / rate:g} s that the model takes; cut it into several items")
         _check_length(count / rate, 4 * count, rate, policy)
 
-    for piece in _resampled(audio, rate, policy, check_count, DecodeClock(policy), warnings.setdefault):
-        end = made + len(piece)
-        if end > len(samples):  # the header gives an estimate
-            samples = np.concatenate([samples[:made], np.empty(max(end - made, made // 2), np.float32)])
-        samples[made:end] = piece
-        made = end
+    try:
+        for piece in _resampled(audio, rate, policy, check_count, DecodeClock(policy), warnings.setdefault):
+            end = made + len(piece)
+            if end > len(samples):  # the header gives an estimate
+                samples = np.concatenate([samples[:made], np.empty(max(end - made, made // 2), np.float32)])
+            samples[made:end] = piece
+            made = end
+    except InputError as error:
+        if not to_fault or not made or error.info.param is not None:
+            raise
+        fault = error.info.fields()
     if not made:
         raise InputError("it holds no samples")
-    return DecodedAudio(torch.from_numpy(samples[:made]), tuple(warnings))
+    return DecodedAudio(torch.from_numpy(samples[:made]), tuple(warnings), fault)
 
 
 def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolicy) -> Iterator[Tensor]:

@@ -164,13 +164,15 @@ def audio_blocks(
         encoded: object = file if streamed else read(source.data, "audio", policy)
         run = run_inline if streamed else _runner(policy, None, encoded, "audio", decoding=True)
         report = warn or partial(_log.warning, "audio: %s")
-        data = encoded
+        data, fault = encoded, None
         if run is not run_inline:
-            decoded = run(audio.decode_with_warnings, encoded, rate, policy, None, sound)
-            data, sound = decoded.samples, WHOLE_SOUND
+            decoded = run(audio.decode_with_warnings, encoded, rate, policy, None, sound, False, True)
+            data, sound, fault = decoded.samples, WHOLE_SOUND, decoded.fault
             for text in decoded.warnings:
                 report(text)
         yield from audio.audio_blocks(data, rate, policy, sound, report)
+        if fault is not None:
+            raise InputError(**fault)
         if rest := unread_data(encoded):
             report(rest)
         if reason := cut_off(encoded):

@@ -17,7 +17,7 @@ def check_model(engine: Engine, task: str) -> int:
     """Return the model's sampling rate in hertz. Check that it transcribes and knows the task."""
     speech = engine.speech
     if speech is None:
-        raise ConfigError("the model does not transcribe speech; <<use_chat>>")
+        raise ConfigError("the model does not transcribe speech; <<use_chat>>", param="model")
     if task == "translate" and task not in speech.tasks:
         tasks = ", ".join(speech.tasks)
         reason = f"<<translation>> is not supported by this model, which can only {tasks}; use another model"

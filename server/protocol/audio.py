@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
+from pydantic_core import PydanticKnownError
 
 from ...callers.errors import InputError
 from .body import Body, Part, Refused
@@ -87,6 +88,8 @@ class AudioForm(Body):
         if isinstance(value, str) and value.startswith("{"):
             with suppress(ValueError):
                 return json.loads(value)
+        if isinstance(value, str):
+            raise PydanticKnownError("literal_error", {"expected": "'auto' or an object"})
         return value
 
     @field_validator("boost", mode="before")

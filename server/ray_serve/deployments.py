@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...engine.config import EngineConfig
-from ..config import ServerConfig
-from ..drain import SEND_SECONDS
+from ..config import SEND_SECONDS, ServerConfig
 from ..errors import HttpError
 from ..guard import App, Receive, Scope, Send
 from .ingress import Model, Part, ReplicaLost, make_ingress

@@ -226,6 +226,17 @@ def test_serve_needs_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no model to serve; give a folder or a name on the Hub, as in `sensorium serve MODEL`" in line
 
 
+def test_serve_without_its_packages_names_the_extra() -> None:
+    """A new process, because the packages are imported here already."""
+    hidden = ("fastapi", "starlette", "uvicorn", "prometheus_client", "websockets")
+    code = f"import sys; sys.modules.update(dict.fromkeys({hidden}));"
+    code += " from sensorium.cli.main import main; sys.exit(main(['serve', 'm']))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert "pip install 'sensorium[serve]'" in run.stderr
+
+
 @pytest.mark.parametrize("command", ["chat", "doctor"])
 def test_missing_folder(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "nothing"

@@ -339,8 +339,16 @@ def test_wrong_bodies(url):
 
 def test_a_model_without_speech(http, wav):
     response = http.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav)})
-    assert response.status_code == 400
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
     assert "does not transcribe speech; use /v1/chat/completions" in response.json()["error"]["message"]
+
+
+def test_a_wrong_chunking_strategy_is_told_both_forms(url, wav):
+    data = {"chunking_strategy": "manual"}
+    response = httpx.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", wav)}, data=data, timeout=240)
+    error = response.json()["error"]
+    assert error["param"] == "chunking_strategy"
+    assert "'auto' or an object" in error["message"]
 
 
 @pytest.mark.parametrize(("given", "known"), [("chunking", "chunking_strategy"), ("includes", "include")])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from sensorium.server.access_log import _printable
 from sensorium.server.config import ServerConfig
 from sensorium.server.drain import Drain, Draining
 from sensorium.server.logs import FIELDS, JsonFormatter, TextFormatter, logging_to_stderr
-from sensorium.server.request_record import RequestRecord, request_id
+from sensorium.server.request_record import RequestRecord, current_record, request_id
 from sensorium.server.run import _run, _stop
 from sensorium.server.state import Server
 from waiting import LONG, wait_until
@@ -250,7 +251,11 @@ def test_the_time_limit_of_the_shutdown_is_told_in_the_form_of_the_api(path, sta
         sent.append(message)
 
     scope = {"type": "http", "path": path, "headers": []}
-    asyncio.run(Drain(endless, draining)(scope, None, keep))
+    record = RequestRecord("1", "POST", path, status=200 if started else 503)
+    context = copy_context()
+    context.run(current_record.set, record)
+    context.run(asyncio.run, Drain(endless, draining)(scope, None, keep))
+    assert record.outcome == "error"
     text = sent[-1]["body"].decode()
     assert text.startswith("event: error\ndata: ") is (started and path == "/v1/messages")
     body = json.loads(text.partition("data: ")[2] if started else text)

@@ -1,5 +1,6 @@
 import errno
 import importlib
+import io
 import logging
 import os
 import select
@@ -17,10 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from mutants import FILES, RATE, mutated
-from sensorium.callers.errors import BusyError, ConfigError, InputError
+from sensorium.callers.errors import BusyError, ConfigError, InputError, MediaError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import gate, isolate
 from sensorium.mm.media.isolate import Interrupt, close_workers, codec_runner, keep_workers, run_isolated
@@ -520,3 +523,20 @@ def test_the_gate_says_the_same_with_and_without_isolation(modality: str) -> Non
     tight = MediaPolicy(decode_isolation="process", worker_memory_bytes=64 << 20)
     for data in cases:
         assert outcome(modality, data, tight) == outcome(modality, data, MediaPolicy())
+
+
+def test_samples_before_a_fault_leave_the_worker() -> None:
+    file = io.BytesIO()
+    samples = (np.random.default_rng(0).standard_normal(48_000) * 3000).astype(np.int16)
+    soundfile.write(file, samples, RATE, "PCM_16", format="FLAC")
+    source = MediaSource("audio", 0, file.getvalue()[: len(file.getvalue()) * 2 // 3])
+    read, infos = [], []
+    for isolation in ("thread", "process"):
+        blocks: list[torch.Tensor] = []
+        with pytest.raises(MediaError) as caught:
+            blocks.extend(gate.audio_blocks(source, RATE, replace(POLICY, decode_isolation=isolation)))
+        read.append(torch.cat(blocks))
+        infos.append(caught.value.info)
+    assert 16_000 < len(read[0]) < 48_000
+    assert torch.equal(*read)
+    assert infos[0] == infos[1]
