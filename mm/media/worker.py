@@ -48,6 +48,7 @@ def _codecs() -> list[str]:
     from . import gate
     from .policy import MediaPolicy
 
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # quiet: what it cannot read, we say
     torch.set_num_threads(1)
     torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
     policy = MediaPolicy(video_backend="opencv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ _UNKNOWN = 0xFFFFFFFF  # size in the header of a streamed WAV file
 class SoundWriter:
     """Returns the bytes of a sound file of one channel, part by part.
 
-    WAV and PCM have 16 bits; PCM is little-endian, without a header. The header of a WAV file does not tell its length.
+    WAV and PCM have 16 bits; PCM is little-endian, without a header. The header of a WAV file does not tell its length. That of
+    a FLAC file does, because readers need it: all its bytes come from `close`.
 
     Args:
         kind: a key of MEDIA_TYPES.
@@ -57,6 +59,9 @@ def _wav_head(rate: int) -> bytes:
     return struct.pack("<4sI4s", b"RIFF", _UNKNOWN, b"WAVE") + format_chunk + struct.pack("<4sI", b"data", _UNKNOWN)
 
 
+_AT_ONCE = ("flac",)  # containers whose header is written last
+
+
 @dataclass
 class _UnseekableFile:
     """A file that cannot seek."""
@@ -78,7 +83,8 @@ class _Encoder:
     def __init__(self, container: str, codec: str, rate: int, bit_rate: int | None) -> None:
         import av
 
-        self._sink, self._count, self._rate = _UnseekableFile(), 0, rate
+        self._sink = BytesIO() if container in _AT_ONCE else _UnseekableFile()
+        self._count, self._rate = 0, rate
         self._container = av.open(self._sink, "w", format=container)
         stream: Any = self._container.add_stream(codec, rate=rate, layout="mono")
         if bit_rate is not None:
@@ -93,9 +99,9 @@ class _Encoder:
             frame.sample_rate, frame.pts = self._rate, self._count
             self._count += len(numbers)
             self._container.mux(self._stream.encode(frame))
-        return self._sink.take()
+        return self._sink.take() if isinstance(self._sink, _UnseekableFile) else b""
 
     def close(self) -> bytes:
         self._container.mux(self._stream.encode(None))
         self._container.close()
-        return self._sink.take()
+        return self._sink.take() if isinstance(self._sink, _UnseekableFile) else self._sink.getvalue()
