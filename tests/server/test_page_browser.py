@@ -244,7 +244,7 @@ def test_boxes_are_drawn_and_history_is_kept(page):
     page.locator("rect.box").wait_for()
     assert page.locator(".box").count() == 2
     assert page.locator(".box-label").first.text_content() == "<i>cup</i>"
-    page.wait_for_function("import('/page/history.js').then(({ all }) => all()).then((kept) => kept.length)")
+    wait_until(lambda: page.evaluate("import('/page/history.js').then(({ all }) => all()).then((kept) => kept.length)"))
     page.reload()
     page.locator("#model", has_text="tiny-vl").wait_for()
     page.get_by_role("button", name="History").click()
