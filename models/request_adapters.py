@@ -159,7 +159,7 @@ class AdaptedLayers:
             number, outputs = self._shard(pair.module, name)
             (_, inner), rank = layer_shape(self._layers[number]), len(pair.down)
             up, magnitude = (change, None) if pair.magnitude is None else (change[:, :-1], change[:, -1])
-            if tuple(pair.down.shape) != (rank, inner) or tuple(up.shape) != (outputs.stop - outputs.start, rank):
+            if tuple(pair.down.shape) != (rank, inner) or tuple(up.shape) != (self._stored_rows(name), rank):
                 raise CheckpointError(
                     f"the adapter's matrices of {pair.module} are {list(pair.down.shape)} and {list(pair.up.shape)}, which "
                     f"do not fit the base model's {name}; give an adapter of this model"
@@ -179,7 +179,7 @@ class AdaptedLayers:
         for name, tensor in self._parts(weight.module, weight.stored, weight.tensor, None):
             number, outputs = self._shard(weight.module, name)
             layer, is_bias = self._layers[number], name.endswith(".bias")
-            (_, inner), rows = layer_shape(layer), outputs.stop - outputs.start
+            (_, inner), rows = layer_shape(layer), self._stored_rows(name)
             expected = (inner,) if isinstance(layer, Norm) else (rows,) if is_bias else (rows, inner)
             if isinstance(layer, EmbeddingTable | LmHead | Linear) and tensor.ndim == 2 and len(tensor) != rows:
                 raise CheckpointError(
@@ -193,6 +193,36 @@ class AdaptedLayers:
                 )
             replaced.append(ReplacedTensor(weight.module, name, number, outputs, tensor, weight.is_base))
         return replaced
+
+    def _stored_rows(self, name: str) -> int:
+        """Return the rows of a tensor as the checkpoint stores it, of which this process may hold a part."""
+        (number, outputs), shard = self._shards[name], name.rpartition(".")[0].rpartition(".")[2]
+        layer = self._layers[number]
+        divided = layer.rows.get(shard) if isinstance(layer, Linear) else None
+        return outputs.stop - outputs.start if divided is None else divided.total
+
+    def held(
+        self, pairs: Iterable[ShardPair], replaced: Iterable[ReplacedTensor]
+    ) -> tuple[list[ShardPair], list[ReplacedTensor]]:
+        """Return the parts of an adapter's tensors that belong to the outputs that this process holds."""
+
+        def part(number: int, name: str, tensor: Tensor) -> Tensor:
+            layer = self._layers[number]
+            return layer.held_part(name, tensor) if isinstance(layer, Linear) else tensor
+
+        own = [
+            replace(
+                pair,
+                up=part(pair.number, pair.weight, pair.up),
+                magnitude=None if pair.magnitude is None else part(pair.number, pair.weight, pair.magnitude),
+            )
+            for pair in pairs
+        ]
+        return own, [replace(each, tensor=part(each.number, each.name, each.tensor)) for each in replaced]
+
+    def _is_divided(self, number: int) -> bool:
+        layer = self._layers[number]
+        return isinstance(layer, Linear) and bool(layer.rows)
 
     def _shard(self, module: str, name: str) -> tuple[int, slice]:
         if name not in self._shards:
@@ -238,8 +268,15 @@ class AdaptedLayers:
             yield from self._converters[canonical](tensor) if canonical in self._converters else [(canonical, tensor)]
 
     def without_own(self, replaced: Iterable[ReplacedTensor]) -> list[ReplacedTensor]:
-        """Return the tensors that differ from the model's own: peft also stores unchanged embeddings of the base model."""
-        return [part for part in replaced if not part.is_base or not is_own(self._layers[part.number], part)]
+        """Return the tensors that differ from the model's own: peft also stores unchanged embeddings of the base model.
+
+        Those of layers that several processes divide stay, so that all processes have the same ones.
+        """
+        return [
+            part
+            for part in replaced
+            if not part.is_base or self._is_divided(part.number) or not is_own(self._layers[part.number], part)
+        ]
 
     def num_bytes(self, pairs: Iterable[ShardPair], replaced: Iterable[ReplacedTensor] = ()) -> int:
         """Return the bytes of an adapter as `pack` lays it out."""

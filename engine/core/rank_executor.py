@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
+from ...callers.errors import InputError
 from ...kernels.bodies import bodies_in_use
 from ...models.layers.ranks import Ranks
 from ...models.registry import registered_models
@@ -167,10 +168,16 @@ class RankExecutor:
         self._all("register", name, path)
 
     def load_adapter(self, folder: str) -> LoadedAdapter:
-        return self._local.load_adapter(folder)
+        """See `Executor`. Rank 0 reads it first, and reports what is wrong with it. Raise InputError if another rank fails."""
+        loaded = self._local.load_adapter(folder)
+        self._send("load_adapter", folder)
+        for rank, (failed, value) in enumerate(self._receive(), 1):
+            if failed:
+                raise InputError(f"the adapter {folder} could not be read on rank {rank} ({value}); load it again")
+        return loaded
 
     def unload_adapter(self, identity: str) -> None:
-        self._local.unload_adapter(identity)
+        self._all("unload_adapter", identity)
 
     def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._local.stage_weights(weights)

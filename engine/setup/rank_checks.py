@@ -13,8 +13,10 @@ from ...models.text.decoder import Decoder
 from ..config import EngineConfig
 from ..speculative_config import read_speculative_config
 
-_WHOLE = {"parts": "all", "load_talker": False, "load_mtp": False, "enable_lora": False}
+_WHOLE = {"parts": "all", "load_talker": False, "load_mtp": False}
 """Options, and the value that several ranks can honour."""
+_WHOLE_LAYERS = {"enable_lora": False}
+"""The same of ranks that divide the list of layers."""
 
 
 def check_rank_options(config: EngineConfig) -> None:
@@ -28,7 +30,7 @@ def check_rank_options(config: EngineConfig) -> None:
         raise _error(config.num_ranks, layers, "divides a model on a CPU only; use <<device=>>'cpu', or an engine per GPU")
     if config.uses_async_scheduling:
         raise _error(config.num_ranks, layers, "needs <<async_scheduling=>>None or False")
-    for name, value in _WHOLE.items():
+    for name, value in (_WHOLE | _WHOLE_LAYERS if layers else _WHOLE).items():
         if getattr(config, name) != value:
             raise _error(config.num_ranks, layers, f"cannot be combined with <<{name}>>; leave one of them out")
     if read_speculative_config(config.speculative_config).predicted:

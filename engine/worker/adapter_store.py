@@ -86,17 +86,18 @@ class AdapterStore:
                 f"the adapter {folder} has rank {rank}, above <<param=>>{self.max_rank}; raise it", param="max_lora_rank"
             )
         # The room is checked before tensors are read. Tensors that may equal the model's own are not counted.
-        self._check_room(layers.num_bytes(planned, [part for part in tensors if not part.is_base]), self.capacity)
+        self._check_room(layers.num_bytes(*layers.held(planned, [part for part in tensors if not part.is_base])), self.capacity)
         pairs, replaced = _read(layers, raw, {name: tensor.clone() for name, tensor in read_file(weights)})
         replaced = layers.without_own(replaced)
-        identity, size = f"lora:{content_digest(pairs, replaced)}", layers.num_bytes(pairs, replaced)
+        identity, own = f"lora:{content_digest(pairs, replaced)}", layers.held(pairs, replaced)
+        size = layers.num_bytes(*own)
         encoder_pairs = [pair for pair in pairs if layers.is_of_encoder(pair.number)]
         encoder_replaced = [part for part in replaced if layers.is_of_encoder(part.number)]
         encoder_identity = content_digest(encoder_pairs, encoder_replaced) if encoder_pairs or encoder_replaced else ""
         numbers = [*(pair.number for pair in pairs), *(part.number for part in replaced)]
         if identity not in self._adapters:
             self._check_room(size, self.capacity - self.num_bytes)
-            packed, parts = layers.pack(pairs, replaced), layers.parts_of(numbers)
+            packed, parts = layers.pack(*own), layers.parts_of(numbers)
             self._adapters[identity] = _StoredAdapter(packed, size, encoder_identity, parts, layers.parts_of(packed.changes))
         embeddings = any(map(layers.is_embedding, numbers))
         return LoadedAdapter(identity, size, rank, encoder_identity, embeddings)

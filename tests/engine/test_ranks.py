@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from family import ask, load_rows, save
 from hostile import MODEL, asked, make_image
 from parity import make_llm
 from quantized import SCHEMES, write
+from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams, register_logits_processor
 from sensorium.callers.errors import ConfigError
 from sensorium.checkpoints.formats.fp8 import Fp8Format
@@ -118,6 +120,58 @@ def test_quantised_checkpoints_answer_with_the_bits_of_one_process(
         assert answers(llm, PROMPTS, PARAMS) == alone
 
 
+def save_adapter(folder: Path, seed: int, with_dora: bool) -> Path:
+    """Write an adapter of all linear layers of the shipped model's decoder, in peft's layout."""
+    generator, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    for name, weight in load_file(MODEL / "model.safetensors").items():
+        if ".layers." in name and name.endswith("proj.weight"):
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(4, weight.shape[1], generator=generator) / 8
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(len(weight), 4, generator=generator) / 8
+            if with_dora:
+                tensors[f"{stem}.lora_magnitude_vector"] = weight.float().norm(dim=1)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": modules, "use_dora": with_dora}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [(2, {"dtype": "float32"}), (4, {"dtype": "bfloat16"}), (2, {"dtype": "float32", "quantization": "int8"})],
+    ids=str,
+)
+@pytest.mark.parametrize("with_dora", [False, True])
+def test_adapters_of_requests_have_the_bits_of_one_process(
+    size: int, options: Mapping[str, Any], with_dora: bool, tmp_path: Path
+) -> None:
+    """Each request of a batch has another adapter or none; they are read again after sleep, and can be unloaded."""
+    folders = {name: save_adapter(tmp_path / name, seed, with_dora) for seed, name in enumerate(("a", "b"))}
+    options = {**OPTIONS, **options, "enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
+
+    def run(llm: LLM) -> list[Any]:
+        outputs = llm.generate(PROMPTS, PARAMS, adapter=["a", "b", None], use_tqdm=False)
+        assert [output.error for output in outputs] == [None] * 3
+        return [(output.prompt_logprobs, output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+    found = []
+    for ranks in (1, size):
+        with LLM(MODEL, **options, tensor_parallel_size=ranks) as llm:
+            plain = answers(llm, PROMPTS, PARAMS)
+            infos = [llm.load_adapter(name, folder) for name, folder in folders.items()]
+            found.append((plain, run(llm), [info.rank for info in infos]))
+            if ranks > 1:
+                llm.sleep()
+                llm.wake_up()
+                assert run(llm) == found[0][1]
+                llm.unload_adapter("a")
+                assert answers(llm, PROMPTS, PARAMS) == plain
+    assert found[0] == found[1]
+    assert found[0][0][:2] != found[0][1][:2]
+
+
 def test_a_rank_holds_its_part_of_a_quantised_checkpoint(tmp_path: Path) -> None:
     folder = save_quantized("fp8 block", tmp_path)
     whole, part = (plan_of(folder, OPTIONS | {"tensor_parallel_size": size}).weights for size in (1, 2))
@@ -215,7 +269,7 @@ def test_no_process_is_left_and_processors_run_on_all_ranks() -> None:
         ({"pipeline_parallel_size": 5}, "4 layers"),
         ({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"tensor_parallel_size": 2, "parts": "encoder"}, "parts"),
-        ({"tensor_parallel_size": 2, "enable_lora": True}, "enable_lora"),
+        ({"pipeline_parallel_size": 2, "enable_lora": True}, "enable_lora"),
         ({"tensor_parallel_size": 2, "async_scheduling": True}, "async_scheduling"),
         ({"tensor_parallel_size": 2, "speculative_config": {"model": MODEL, "num_speculative_tokens": 2}}, "drafts"),
     ],
