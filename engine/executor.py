@@ -6,6 +6,7 @@ that hold parts of the model: each gets every message, in the same order, and th
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -53,8 +54,8 @@ class Executor(Protocol):
     def register(self, name: str, path: str) -> None:
         """Register a logits processor that requests name. Raise InputError if it cannot be imported from its path."""
 
-    def load_adapter(self, folder: str) -> LoadedAdapter:
-        """Read an adapter for requests. Errors: see `AdapterStore.load`."""
+    def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter | None:
+        """Read an adapter for requests. Arguments, result and errors: see `AdapterStore.load`."""
 
     def unload_adapter(self, identity: str) -> None:
         """Free an adapter. No sequence uses it."""
@@ -164,8 +165,8 @@ class LocalExecutor:
     def register(self, name: str, path: str) -> None:
         register_path(name, path)
 
-    def load_adapter(self, folder: str) -> LoadedAdapter:
-        return self.runner.load_adapter(Path(folder))
+    def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter | None:
+        return self.runner.load_adapter(Path(folder), seconds, resume)
 
     def unload_adapter(self, identity: str) -> None:
         if self.runner.adapters is not None:

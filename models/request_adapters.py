@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -315,12 +315,18 @@ class AdaptedLayers:
         """Return whether a layer is a table of embeddings."""
         return isinstance(self._layers[number], EmbeddingTable)
 
-    def pack(self, pairs: Iterable[ShardPair], replaced: Iterable[ReplacedTensor] = ()) -> PackedAdapter:
-        """Return an adapter as the layers read it. Errors: see `pack_layer`."""
-        changes = {number: pack_layer(self._layers[number], *own) for number, own in by_layer(pairs, replaced).items()}
-        products = {number: change.weights for number, change in changes.items() if isinstance(change, LowRankChange)}
-        called = {number: change for number, change in changes.items() if number not in products or _replaces(change)}
-        return PackedAdapter(called, AdapterTable(products, len(self._layers)) if products else None)
+    def pack(self, pairs: Sequence[ShardPair], replaced: Sequence[ReplacedTensor] = ()) -> Generator[None, None, PackedAdapter]:
+        """Return an adapter as the layers read it. Yields after each layer. Errors: see `pack_layer`."""
+        table, called, products = AdapterTable(len(self._layers), self.num_bytes(pairs, replaced)), dict[int, LayerChange](), 0
+        for number, own in sorted(by_layer(pairs, replaced).items()):
+            change = pack_layer(self._layers[number], *own)
+            if isinstance(change, LowRankChange):
+                table.add(number, change.weights)
+                products += 1
+            if not isinstance(change, LowRankChange) or change.replaced:
+                called[number] = change
+            yield
+        return PackedAdapter(called, table if products else None)
 
     @contextmanager
     def applied(self, part: ModelPart, groups: Sequence[RowGroup], num_rows: int | None) -> Iterator[None]:
@@ -338,16 +344,16 @@ def adapted_layers(model: Model) -> AdaptedLayers | None:
     return layers if isinstance(layers, AdaptedLayers) else None
 
 
-def content_digest(pairs: Iterable[ShardPair], replaced: Iterable[ReplacedTensor] = ()) -> str:
-    """Return the identity of an adapter: what it adds to which weights, and what it replaces."""
-    ordered = sorted(pairs, key=lambda pair: pair.weight)
-    tensors = sorted(replaced, key=lambda part: part.name)
-    changes = [[pair.weight, pair.scale, pair.down, pair.up, pair.magnitude] for pair in ordered]
-    return digest("sensorium.lora", changes, [[part.name, part.tensor] for part in tensors])
+def change_digest(change: ShardPair | ReplacedTensor) -> str:
+    """Return the digest of what an adapter adds to a weight, or of what replaces one."""
+    if isinstance(change, ReplacedTensor):
+        return digest("sensorium.lora.replaced", change.name, change.tensor)
+    return digest("sensorium.lora.pair", change.weight, change.scale, change.down, change.up, change.magnitude)
 
 
-def _replaces(change: LayerChange) -> bool:
-    return isinstance(change, LowRankChange) and bool(change.replaced)
+def content_digest(changes: Iterable[str]) -> str:
+    """Return the identity of an adapter, or of a part of it, from the digests of its changes in any order."""
+    return digest("sensorium.lora", sorted(changes))
 
 
 def _shard_rows(layer: AdaptedLayer) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -61,7 +62,7 @@ class CoreClient(Protocol):
 
     def reset_prefix_cache(self) -> bool: ...
 
-    def load_adapter(self, folder: str) -> LoadedAdapter: ...
+    def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter | None: ...
 
     def unload_adapter(self, identity: str) -> None: ...
 

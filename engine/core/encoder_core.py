@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -174,7 +175,7 @@ class EncoderCore:
 
     truncate = pause = append
 
-    def load_adapter(self, folder: str) -> Never:
+    def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> Never:
         raise InputError("this engine has only the encoder; adapters of requests need the decoder", code="unsupported")
 
     def unload_adapter(self, identity: str) -> None:

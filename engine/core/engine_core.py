@@ -6,6 +6,7 @@ Callers use its verbs only: add, append, truncate, pause, abort, step, sleep and
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,8 +168,12 @@ class EngineCore:
         """End the executor's threads and processes. The memory is freed with the object."""
         self.executor.close()
 
-    def load_adapter(self, folder: str) -> LoadedAdapter:
-        """Read an adapter that requests may name by its identity. Each call needs one of `unload_adapter`.
+    def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter | None:
+        """Read an adapter that requests may name by its identity. Each call that returns one needs one of `unload_adapter`.
+
+        Args:
+            seconds: read for about so long, and return None if that was not enough. Steps can be computed meanwhile.
+            resume: go on with the folder of the last call.
 
         Raises:
             ConfigError, CheckpointError: the adapter is not supported, or does not fit the model.
@@ -176,7 +181,9 @@ class EngineCore:
         """
         if self.asleep:
             raise InputError(ASLEEP, code="engine_asleep")
-        loaded = self.executor.load_adapter(folder)
+        loaded = self.executor.load_adapter(folder, seconds, resume)
+        if loaded is None:
+            return None
         self._adapters[loaded.identity] = folder, self._adapters.get(loaded.identity, ("", 0))[1] + 1
         self._missing.discard(loaded.identity)
         return loaded
@@ -199,13 +206,14 @@ class EngineCore:
         self._adapters, self._missing = dict(adapters), set(adapters)
         for folder, _ in adapters.values():
             try:
-                identity = self.executor.load_adapter(folder).identity
+                loaded = self.executor.load_adapter(folder)
             except Exception as error:
                 _log.warning("the adapter in %s cannot be read again: %s", folder, error_text(error))
                 continue
-            if identity not in adapters:
-                self.executor.unload_adapter(identity)
-            self._missing.discard(identity)
+            assert loaded is not None
+            if loaded.identity not in adapters:
+                self.executor.unload_adapter(loaded.identity)
+            self._missing.discard(loaded.identity)
 
     def reset_prefix_cache(self) -> bool:
         """Free all cached blocks. Return False if there are sequences, whose blocks remain."""

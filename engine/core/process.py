@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import math
 import os
 import signal
 import time
@@ -187,8 +188,10 @@ class ProcessCore:
     def reset_prefix_cache(self) -> bool:
         return bool(self._ask("reset_prefix_cache"))
 
-    def load_adapter(self, folder: str) -> LoadedAdapter:
-        loaded: LoadedAdapter = self._ask("load_adapter", folder)
+    def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter | None:
+        loaded: LoadedAdapter | None = self._ask("load_adapter", folder, seconds, resume)
+        if loaded is None:
+            return None
         self._adapters[loaded.identity] = folder, self._adapters.get(loaded.identity, ("", 0))[1] + 1
         return loaded
 

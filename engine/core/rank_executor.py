@@ -8,6 +8,7 @@ end and the engine is started again.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -167,9 +168,14 @@ class RankExecutor:
     def register(self, name: str, path: str) -> None:
         self._all("register", name, path)
 
-    def load_adapter(self, folder: str) -> LoadedAdapter:
-        """See `Executor`. Rank 0 reads it first, and reports what is wrong with it. Raise InputError if another rank fails."""
+    def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter:
+        """See `Executor`. It is read at once, on rank 0 first, which reports what is wrong with it.
+
+        Raises:
+            InputError: another rank fails.
+        """
         loaded = self._local.load_adapter(folder)
+        assert loaded is not None
         self._send("load_adapter", folder)
         for rank, (failed, value) in enumerate(self._receive(), 1):
             if failed:

@@ -23,6 +23,7 @@ from .request_handle import ServingLoop, UnloadAdapter
 
 _NAME = re.compile(r"\w[\w.:@+-]*(/\w[\w.:@+-]*)*")
 _MAX_NAME = 200
+_SLICE_SECONDS = 0.01  # for which an adapter is read between two steps
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,22 @@ class _Resident:
 
 @dataclass(frozen=True)
 class _Load:
-    """Load an adapter in the core. It is freed again if the caller was interrupted and takes no result."""
+    """Load an adapter in the core for a moment; None: it is not loaded yet.
+
+    It is freed again if the caller was interrupted and takes no result.
+
+    Args:
+        resume: go on with what the last message has begun.
+    """
 
     folder: str
+    resume: bool
 
-    def __call__(self, engine_loop: ServingLoop) -> _Resident:
-        resident = _Resident(engine_loop.core.load_adapter(self.folder))
+    def __call__(self, engine_loop: ServingLoop) -> _Resident | None:
+        loaded = engine_loop.core.load_adapter(self.folder, _SLICE_SECONDS, self.resume)
+        if loaded is None:
+            return None
+        resident = _Resident(loaded)
         engine_loop.send_after(resident, UnloadAdapter(resident.loaded.identity))
         return resident
 
@@ -279,16 +290,20 @@ class RequestAdapters:
 
     def _read(self, folder: str) -> _Resident:
         """Load an adapter in the core. While there is too little room, unload the one that was used least recently."""
+        resume = False
         while True:
             try:
-                resident: _Resident = self._loop.call(_Load(folder)).result()
+                resident: _Resident | None = self._loop.call(_Load(folder, resume)).result()
             except InputError as error:
                 if not _lacks_room(error.info) or not self._evict():
                     raise
-            else:
+                resume = False
+                continue
+            if resident is not None:
                 if resident.loaded.changes_embeddings:
                     check_added_tokens(Path(folder), self._token_to_id)
                 return resident
+            resume = True
 
     def _evict(self) -> bool:
         """Unload the adapter that was used least recently, without pin and requests. Return False if there is none."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from ...checkpoints.weight_files import ADAPTER_WEIGHTS, file_headers, read_file
 from ...models.adapter_packing import ReplacedTensor, ShardPair
 from ...models.interface import Model
 from ...models.layers.row_adapter import PackedAdapter, RowGroup
-from ...models.request_adapters import AdaptedLayers, ModelPart, adapted_layers, content_digest
+from ...models.request_adapters import AdaptedLayers, ModelPart, adapted_layers, change_digest, content_digest
 from ...processors.files import ADAPTER
 from ..types import LoadedAdapter
 from .staging import ToDevice
@@ -54,21 +56,39 @@ class AdapterStore:
     def __init__(self, capacity: int, max_rank: int) -> None:
         self.capacity, self.max_rank = capacity, max_rank
         self._adapters: dict[str, _StoredAdapter] = {}
+        self._loading: tuple[Path, Generator[None, None, LoadedAdapter]] | None = None
 
     @property
     def num_bytes(self) -> int:
         return sum(adapter.num_bytes for adapter in self._adapters.values())
 
-    def load(self, layers: AdaptedLayers, folder: Path) -> LoadedAdapter:
+    def load(
+        self, layers: AdaptedLayers, folder: Path, seconds: float = math.inf, resume: bool = False
+    ) -> LoadedAdapter | None:
         """Read the adapter of a folder. Nothing is packed again if its content is loaded already.
+
+        Args:
+            seconds: read for about so long, and return None if that was not enough. Steps can be computed meanwhile.
+            resume: go on with the last call's folder. If it was another one, or there is none, reading begins.
 
         Raises:
             ConfigError: a setting of the adapter, or its rank, is not supported.
             CheckpointError: a file is missing or broken, or the matrices do not fit the model.
             InputError: the loaded adapters leave too little of the capacity, or the memory is full.
         """
+        deadline = time.perf_counter() + seconds
+        if not resume or self._loading is None or self._loading[0] != folder:
+            self._loading = folder, self._load(layers, folder)
+        (_, loading), self._loading = self._loading, None
         try:
-            return self._load(layers, folder)
+            while True:
+                next(loading)
+                if time.perf_counter() >= deadline:
+                    self._loading = folder, loading
+                    return None
+        except StopIteration as done:
+            loaded: LoadedAdapter = done.value
+            return loaded
         except OSError as error:
             raise CheckpointError(f"the adapter {folder} cannot be read: {error.strerror or error}") from None
         except Exception as error:
@@ -77,9 +97,10 @@ class AdapterStore:
             reason = f"there is too little memory to read the adapter {folder}; unload another one, or free memory"
             raise InputError(reason, code="out_of_memory") from None
 
-    def _load(self, layers: AdaptedLayers, folder: Path) -> LoadedAdapter:
+    def _load(self, layers: AdaptedLayers, folder: Path) -> Generator[None, None, LoadedAdapter]:
+        """Read an adapter. Yields often; until the end, nothing else has changed."""
         raw, weights = _read_config(folder), folder / ADAPTER_WEIGHTS
-        planned, tensors = _read(layers, raw, file_headers(weights))
+        planned, tensors = yield from _read(layers, raw, file_headers(weights))
         rank = max((len(pair.down) for pair in planned), default=0)
         if rank > self.max_rank:
             raise ConfigError(
@@ -87,17 +108,27 @@ class AdapterStore:
             )
         # The room is checked before tensors are read. Tensors that may equal the model's own are not counted.
         self._check_room(layers.num_bytes(*layers.held(planned, [part for part in tensors if not part.is_base])), self.capacity)
-        pairs, replaced = _read(layers, raw, {name: tensor.clone() for name, tensor in read_file(weights)})
+        stored = dict[str, Tensor]()
+        for name, tensor in read_file(weights):
+            stored[name] = tensor.clone()
+            yield
+        pairs, replaced = yield from _read(layers, raw, stored)
         replaced = layers.without_own(replaced)
-        identity, own = f"lora:{content_digest(pairs, replaced)}", layers.held(pairs, replaced)
+        yield
+        digests, of_encoder, numbers = list[str](), list[str](), list[int]()
+        for change in chain[ShardPair | ReplacedTensor](pairs, replaced):
+            numbers.append(change.number)
+            digests.append(change_digest(change))
+            if layers.is_of_encoder(change.number):
+                of_encoder.append(digests[-1])
+            yield
+        identity, own = f"lora:{content_digest(digests)}", layers.held(pairs, replaced)
         size = layers.num_bytes(*own)
-        encoder_pairs = [pair for pair in pairs if layers.is_of_encoder(pair.number)]
-        encoder_replaced = [part for part in replaced if layers.is_of_encoder(part.number)]
-        encoder_identity = content_digest(encoder_pairs, encoder_replaced) if encoder_pairs or encoder_replaced else ""
-        numbers = [*(pair.number for pair in pairs), *(part.number for part in replaced)]
+        encoder_identity = content_digest(of_encoder) if of_encoder else ""
         if identity not in self._adapters:
             self._check_room(size, self.capacity - self.num_bytes)
-            packed, parts = layers.pack(*own), layers.parts_of(numbers)
+            packed, parts = (yield from layers.pack(*own)), layers.parts_of(numbers)
+            self._check_room(size, self.capacity - self.num_bytes)
             self._adapters[identity] = _StoredAdapter(packed, size, encoder_identity, parts, layers.parts_of(packed.changes))
         embeddings = any(map(layers.is_embedding, numbers))
         return LoadedAdapter(identity, size, rank, encoder_identity, embeddings)
@@ -119,6 +150,7 @@ class AdapterStore:
 
     def clear(self) -> None:
         self._adapters.clear()
+        self._loading = None
 
     def of_encoder(self, encoder_identity: str) -> PackedAdapter:
         """Return an adapter that changes the encoder in this way. One of those is loaded."""
@@ -171,15 +203,20 @@ def _read_config(folder: Path) -> Mapping[str, object]:
 
 def _read(
     layers: AdaptedLayers, raw: Mapping[str, object], tensors: Mapping[str, Tensor]
-) -> tuple[list[ShardPair], list[ReplacedTensor]]:
-    """Return the pairs of an adapter, and the tensors that replace those of the model."""
+) -> Generator[None, None, tuple[list[ShardPair], list[ReplacedTensor]]]:
+    """Return the pairs of an adapter, and the tensors that replace those of the model. Yields after each one."""
     wrong = next((name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.itemsize == 1), None)
     if wrong is not None:
         kind = str(tensors[wrong].dtype).removeprefix("torch.")
         raise CheckpointError(f"the adapter's {wrong} holds {kind}; it must hold floating-point numbers of 16 or 32 bits")
     adapter = MergedAdapter(raw, tensors.items(), layers.prefixes, torch.float32)
-    pairs = [part for pair in adapter.pairs(layers.stored) for part in layers.split(pair)]
-    replaced = [part for weight in adapter.replaced(layers.stored) for part in layers.split_replaced(weight)]
+    pairs, replaced = list[ShardPair](), list[ReplacedTensor]()
+    for pair in adapter.pairs(layers.stored):
+        pairs += layers.split(pair)
+        yield
+    for weight in adapter.replaced(layers.stored):
+        replaced += layers.split_replaced(weight)
+        yield
     if not pairs and not replaced:
         raise CheckpointError(f"the adapter's {ADAPTER_WEIGHTS} holds no matrices")
     _check_distinct((pair.weight, pair.module) for pair in pairs)

@@ -144,12 +144,12 @@ class ModelRunner:
     def _allocate(self, block_size: int) -> Sequence[Tensor]:
         return allocate_caches(self._specs, self._num_blocks, block_size, self.device)
 
-    def load_adapter(self, folder: Path) -> LoadedAdapter:
-        """Read an adapter for requests. Errors: see `AdapterStore.load`."""
+    def load_adapter(self, folder: Path, seconds: float, resume: bool) -> LoadedAdapter | None:
+        """Read an adapter for requests. Arguments, result and errors: see `AdapterStore.load`."""
         layers = layers_of(self.model)
         assert self.adapters is not None
         with use_backends(self.kernels):
-            return self.adapters.load(layers, folder)
+            return self.adapters.load(layers, folder, seconds, resume)
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput, previous: AsyncStepOutput | None = None) -> AsyncStepOutput:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,48 +17,35 @@ _GROUPS = 64  # adapters for which a table has room at first
 
 
 class AdapterTable:
-    """Table of addresses from which the kernel reads an adapter's matrices, by layer. It keeps them alive.
+    """Table of addresses from which the kernel reads an adapter's matrices, by layer.
+
+    The matrices lie in one piece of memory in the order in which they are added. A step reads each one once. On small pages,
+    which they would share with other tensors, this takes a third longer.
 
     Args:
-        products: by the number of the layer; they are copied.
         num_layers: of the model.
+        num_bytes: of all matrices that will be added, or more.
     """
 
-    def __init__(self, products: Mapping[int, LowRankWeights], num_layers: int) -> None:
-        self._products = _gathered(products)
-        self._shards = {number: torch.tensor(_shards(weights)) for number, weights in self._products.items()}
+    def __init__(self, num_layers: int, num_bytes: int) -> None:
         self.layers = torch.zeros(num_layers, _LAYER, dtype=torch.int64)
-        for number, weights in self._products.items():
-            shards = self._shards[number]
-            self.layers[number] = torch.tensor((weights.down.data_ptr(), len(weights.down), len(shards), shards.data_ptr()))
+        self._memory, self._used = map_pages(max(1, num_bytes)), 0
+        self._products, self._shards = dict[int, LowRankWeights](), dict[int, Tensor]()
 
+    def add(self, number: int, weights: LowRankWeights) -> None:
+        """Copy the matrices of a layer. Add the layers in the order of their numbers, in which a step reads them."""
+        down, ups = self._copy(weights.down), [(ranks, outputs, self._copy(up)) for ranks, outputs, up in weights.ups]
+        gains = {shard: (self._copy(gain), self._copy(shift)) for shard, (gain, shift) in weights.gains.items()}
+        self._products[number] = replace(weights, down=down, ups=ups, gains=gains)
+        self._shards[number] = shards = torch.tensor(_shards(self._products[number]))
+        self.layers[number] = torch.tensor((down.data_ptr(), len(down), len(shards), shards.data_ptr()))
 
-def _gathered(products: Mapping[int, LowRankWeights]) -> dict[int, LowRankWeights]:
-    """Return copies that lie in one piece of memory in the order in which a step reads them.
-
-    A step reads each matrix once. On small pages, which a matrix would share with others, this takes a third longer.
-    """
-    parts = [part for weights in products.values() for part in _matrices(weights)]
-    memory, at = map_pages(max(1, sum(part.nbytes for part in parts))), 0
-
-    def copy(part: Tensor) -> Tensor:
-        nonlocal at
+    def _copy(self, part: Tensor) -> Tensor:
         if not part.numel():
             return part
-        place = torch.frombuffer(memory, dtype=part.dtype, count=part.numel(), offset=at).view(part.shape)
-        at += part.nbytes
+        place = torch.frombuffer(self._memory, dtype=part.dtype, count=part.numel(), offset=self._used).view(part.shape)
+        self._used += part.nbytes
         return place.copy_(part)
-
-    gathered = dict[int, LowRankWeights]()
-    for number, weights in sorted(products.items()):
-        down, ups = copy(weights.down), [(ranks, outputs, copy(up)) for ranks, outputs, up in weights.ups]
-        gains = {shard: (copy(gain), copy(shift)) for shard, (gain, shift) in weights.gains.items()}
-        gathered[number] = replace(weights, down=down, ups=ups, gains=gains)
-    return gathered
-
-
-def _matrices(weights: LowRankWeights) -> list[Tensor]:
-    return [weights.down, *(up for _, _, up in weights.ups), *(part for gain in weights.gains.values() for part in gain)]
 
 
 def _shards(weights: LowRankWeights) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,8 +49,8 @@ class WireExecutor:
     def update(self, update: WorkerUpdate) -> tuple[GrammarResult, ...]:
         return tuple(map(self._through, self._local.update(self._through(update))))
 
-    def load_adapter(self, folder: str) -> LoadedAdapter:
-        loaded: LoadedAdapter = self._through(self._local.load_adapter(folder))
+    def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter | None:
+        loaded: LoadedAdapter | None = self._through(self._local.load_adapter(folder, seconds, resume))
         return loaded
 
     def unload_adapter(self, identity: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 import torch
@@ -30,10 +30,17 @@ def weights(
     return LowRankWeights((torch.randn(at, inputs, generator=made) / inputs**0.5).to(dtype), ups, gains)
 
 
+def table_of(products: Mapping[int, LowRankWeights], num_layers: int) -> AdapterTable:
+    table = AdapterTable(num_layers, 1 << 20)
+    for number, some in sorted(products.items()):
+        table.add(number, some)
+    return table
+
+
 def run(out: Tensor, x: Tensor, groups: Sequence[tuple[Rows, LowRankWeights]]) -> Tensor:
     """Return what the kernel makes of `out`, as layer 1 of 3."""
     table, changed = StepTable(), out.clone()
-    table.write([(rows, AdapterTable({1: some}, 3)) for rows, some in groups])
+    table.write([(rows, table_of({1: some}, 3)) for rows, some in groups])
     table.add_(changed, x, 1)
     before = changed.clone()
     table.add_(changed, x, 0)  # which no adapter changes
@@ -132,7 +139,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(
 def test_an_adapter_lies_in_one_piece_of_memory() -> None:
     """Its layers are in order, so that a step reads it from the beginning to the end."""
     products = {number: weights(number, 64, [(4, 48), (8, 32)], torch.bfloat16, gained=True) for number in (2, 0, 1)}
-    table = AdapterTable(products, 3)
+    table = table_of(products, 3)
     downs = table.layers[:, 0].tolist()
     bytes_of_layer = 2 * (12 * 64 + 4 * 48 + 8 * 32 + 2 * 48)
     assert [down - downs[0] for down in downs] == [0, bytes_of_layer, 2 * bytes_of_layer]
@@ -153,7 +160,7 @@ def test_inputs_may_be_columns(level: object) -> None:
 def test_a_table_grows_with_the_adapters_of_a_step(level: object) -> None:
     """Its address is the same until then, so that recorded calls find it."""
     x, out, table = torch.randn(150, 32), torch.randn(150, 48), StepTable()
-    adapters = [AdapterTable({0: weights(seed, 32, [(2, 48)], torch.float32)}, 1) for seed in range(150)]
+    adapters = [table_of({0: weights(seed, 32, [(2, 48)], torch.float32)}, 1) for seed in range(150)]
     address = table.address
     table.write([(torch.tensor([row]), adapters[row]) for row in range(60)])
     assert table.address == address

@@ -12,7 +12,7 @@ import re
 import shutil
 import signal
 import threading
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from parity import ROWS, LoadedModels, greedy, make_llm
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, AsyncLLM, LoRARequest, SamplingParams
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
+from sensorium.engine.frontend import adapters
 from sensorium.engine.worker import adapter_store
 from sensorium.kernels.low_rank.native import StepTable
 from sensorium.models.request_adapters import AdaptedLayers
@@ -361,7 +362,11 @@ def test_any_error_of_a_reload_refuses_its_requests_only(
         real, broken = executor.load_adapter, str(folders[1])
         for name, folder in zip("ab", folders[1:3], strict=True):
             llm.load_adapter(name, folder)
-        monkeypatch.setattr(executor, "load_adapter", lambda folder: real(folder) if folder != broken else [].pop())
+
+        def load(folder: str, *rest: Any) -> Any:
+            return real(folder, *rest) if folder != broken else [].pop()
+
+        monkeypatch.setattr(executor, "load_adapter", load)
         llm.sleep()
         llm.wake_up()
         one, two = llm.generate([prompt] * 2, greedy(2), use_tqdm=False, adapter=["a", "b"])
@@ -466,11 +471,62 @@ def test_coroutines_do_not_wait_for_an_adapter_to_be_read(folders: list[Path], l
 def test_requests_of_one_adapter_read_it_once(folders: list[Path], llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     executor, reads = llm.engine.loop.core.executor, []
     real = executor.load_adapter
-    monkeypatch.setattr(executor, "load_adapter", lambda folder: (reads.append(folder), real(folder))[1])
+
+    def load(folder: str, seconds: float, resume: bool) -> Any:
+        reads.extend([] if resume else [folder])
+        return real(folder, seconds, resume)
+
+    monkeypatch.setattr(executor, "load_adapter", load)
     lora = LoRARequest("once", 1, str(folders[1]))
     tokens(llm.generate([{"prompt_token_ids": [5, 6, 7, 8]}] * 6, greedy(2), use_tqdm=False, lora_request=lora))
     assert reads == [str(folders[1])]
     llm.unload_adapter("once")
+
+
+def test_steps_are_computed_while_an_adapter_is_read(folders: list[Path], llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, events = llm.engine.loop.core.executor, list[str]()
+    load, execute = executor.load_adapter, executor.execute
+
+    def noted_load(*arguments: Any) -> Any:
+        loaded = load(*arguments)
+        events.append("read" if loaded is None else "loaded")
+        return loaded
+
+    def noted_execute(output: Any) -> Any:
+        events.append("step")
+        return execute(output)
+
+    prompt, outputs = {"prompt_token_ids": [5, 6, 7, 8]}, []
+    (expected,) = tokens(llm.generate(prompt, greedy(40), use_tqdm=False))
+    monkeypatch.setattr(adapters, "_SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(executor, "load_adapter", noted_load)
+    monkeypatch.setattr(executor, "execute", noted_execute)
+    with ThreadPoolExecutor() as threads:
+        for output in llm.stream(prompt, greedy(40)):
+            outputs.append(output)
+            if len(outputs) == 1:
+                loading = threads.submit(llm.load_adapter, "slow", folders[1])
+        loading.result()
+    assert tuple(outputs[-1].outputs[0].token_ids) == expected
+    assert "step" in events[events.index("read") : events.index("loaded")]
+    llm.unload_adapter("slow")
+
+
+def test_reading_that_was_left_is_not_resumed(base: Path, folders: list[Path], tmp_path: Path) -> None:
+    """The files may have changed since."""
+    folder = tmp_path / "adapter"
+    shutil.copytree(folders[1], folder)
+    with make_llm(ROWS["qwen2_vl"], base, enable_lora=True) as llm:
+        core = llm.engine.loop.core
+        assert core.load_adapter(str(folder), 0.0) is None
+        assert (core.load_adapter(str(folder), 0.0, True), store(llm).num_bytes) == (None, 0)
+        shutil.copy(folders[2] / "adapter_model.safetensors", folder)
+        identities = [llm.load_adapter("mine", path).identity for path in (folder, folders[2], folders[1])]
+        assert identities[0] == identities[1] != identities[2]
+        assert core.load_adapter(str(folder), 0.0) is None
+        llm.sleep()
+        llm.wake_up()
+        assert core.load_adapter(str(folders[1]), resume=True).identity == identities[2]
 
 
 @pytest.mark.parametrize(
