@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, Any] = {
     "downsampling_ratios": (2, 2, 4, 5, 5, 8), "depths": (3, 3, 3, 3, 3, 3, 8), "ffn_expansion": 4,
 }  # fmt: skip
 ENCODERS: Mapping[str, Mapping[str, Any]] = {"acoustic": {}, "semantic": {"hidden_size": 128}}
-"""The encoders, and defaults of their configs that differ."""
+"""The encoders, and what differs from the defaults in those that config.json has no section of."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class WaveEncoderSpec:
 def wave_encoder_spec(config: Mapping[str, Any], kind: str) -> WaveEncoderSpec:
     """Read the config of one encoder. Raise ConfigError for several channels, or for ratios and depths that do not fit."""
     section = f"{kind}_tokenizer_encoder_config"
-    c = {**_DEFAULTS, **ENCODERS[kind], **(config.get(section) or {})}
+    c = {**_DEFAULTS, **(config.get(section) or ENCODERS[kind])}
     ratios, depths = (tuple(c[key]) for key in ("downsampling_ratios", "depths"))
     counts = (*ratios, *depths)
     if c["channels"] != 1 or len(depths) != len(ratios) + 1 or not all(isinstance(n, int) and n > 0 for n in counts):
