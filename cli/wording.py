@@ -24,6 +24,7 @@ _ADVICE: Mapping[str, str] = {
     "media_on_gpu": "`sensorium serve --media-device cuda` processes them on a GPU",
     "shrink_item": "make it smaller",
     "transcribe_or_prompt": "use `sensorium transcribe`",
+    "translation": "--task translate",
     "use_chat": "use `sensorium chat`",
     "use_embed": "use /v1/embeddings of `sensorium serve`",
     "use_encode": "use LLM.encode in Python",

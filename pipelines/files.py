@@ -94,7 +94,7 @@ def local_files(path: str, modality: str, suffixes: Iterable[str] = ()) -> list[
         files = [file for file in files if Path(file).suffix[1:].lower() in suffixes]
     if not files and is_folder:
         kinds = ", ".join(suffixes)
-        reason = f"the folder {short_repr(path)} holds no {modality} file ({kinds}); give another folder, or the files by name"
+        reason = f"the folder {short_repr(path)} holds no file of the kinds {kinds}; give another folder, or the files by name"
         raise InputError(reason, param=modality)
     if not files:
         raise InputError(f"no file matches {short_repr(path)}; give another pattern or a path", param=modality)

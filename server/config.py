@@ -199,8 +199,7 @@ class ServerConfig:
             object.__setattr__(self, "models", read_entries(self.models))
             if self.served_model_name is not None:
                 raise _error("served_model_name", self.served_model_name, "must be left out; each of models has its own name")
-        if not all(isinstance(key, str) and key for key in self.keys):
-            raise ConfigError("<<param>> must be a non-empty string, or a list of them", param="api_key")
+        self._check_keys()
         if self.metrics_port and self.metrics_port == self.port and self.uds is None:
             raise _error("metrics_port", self.metrics_port, "is the port of the server; choose another one, or leave it out")
         if self.root_path is not None and not (isinstance(self.root_path, str) and _ROOT_PATH.fullmatch(self.root_path)):
@@ -215,6 +214,14 @@ class ServerConfig:
                 raise _error("allowed_origins", origin, "is no origin; give scheme and host, as in https://app.example:8443")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("<<param>> and <<tls_key>> belong together; give both", param="tls_cert")
+
+    def _check_keys(self) -> None:
+        if not all(isinstance(key, str) and key for key in self.keys):
+            raise ConfigError("<<param>> must be a non-empty string, or a list of them", param="api_key")
+        if self.admin_key in self.keys:
+            raise ConfigError(
+                "<<param>> is also an API key, which would open everything; choose another one", param="admin_key"
+            )
 
     @property
     def keys(self) -> Sequence[str]:

@@ -60,6 +60,8 @@ def _read_entry(value: object, where: str) -> ModelEntry:
         if name not in _FIELDS:
             raise ConfigError(f"unknown key {short_repr(name)} of {where}; {hint(str(name), _FIELDS)}", param=where)
     path, options, preload = value.get("path"), value.get("options") or {}, value.get("preload", False)
+    if path is None:
+        raise ConfigError("<<param>> is missing; give a folder, a GGUF file, or a name on the Hub", param=f"{where}.path")
     if not (isinstance(path, str) and path):
         raise _error(f"{where}.path", path, "must be a folder, a GGUF file, or a name on the Hub")
     names = value.get("name", path)

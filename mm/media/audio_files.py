@@ -163,6 +163,7 @@ def _soundfile_blocks(file: Any) -> Iterator[AudioBlock]:
                 if start is not None and file.tell() > start:
                     yield AudioBlock(block[: file.tell() - start].T, file.samplerate)
                 reason = getattr(error, "error_string", None) or "libsndfile gives no reason"
+                reason = reason.removeprefix("Error : ").rstrip(".")
                 raise InputError(f"it is broken or cut off ({reason}); download or export it again") from None
             if not len(block):
                 return

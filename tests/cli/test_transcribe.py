@@ -168,6 +168,11 @@ def test_model_that_does_not_transcribe(files: list[str], checkpoint: Path, caps
     assert "does not transcribe speech; use `sensorium chat`" in capsys.readouterr().err
 
 
+def test_a_task_that_the_model_lacks_is_named_by_its_flag(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert transcribe(Path("tiny-asr"), files[0], "--task", "translate") == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("sensorium: error: --task translate is not supported")
+
+
 @pytest.mark.parametrize(
     ("words", "said"), [(("--format", "srt"), "takes one file, not 4"), (("--json", "--format", "md"), "exclude")]
 )

@@ -145,7 +145,7 @@ def test_a_pattern_and_a_folder_without_images(llm: LLM, folder: Path) -> None:
     (folder / "empty").mkdir()
     two, nothing, none = llm.ocr([f"{folder}/*.png"], use_tqdm=False), *llm.ocr([folder / "empty", f"{folder}/*.bmp"])
     assert [page.text for page in two] == ANSWERS[:1]
-    assert "holds no image file" in str(nothing.error)
+    assert "holds no file of the kinds png, " in str(nothing.error)
     assert "no file matches" in str(none.error)
 
 

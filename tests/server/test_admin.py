@@ -92,6 +92,10 @@ def test_a_full_server_answers_administrators(served):
         wait_until(lambda: not engine.engine.loop._names)
 
 
-def test_an_empty_key_is_refused():
+def test_an_empty_key_and_one_of_the_api_are_refused():
     with pytest.raises(ConfigError, match="admin_key"):
         ServerConfig(admin_key="")
+    with pytest.raises(ConfigError) as caught:
+        ServerConfig(admin_key="secret", api_key=["user", "secret"])
+    assert caught.value.info.param == "admin_key"
+    assert "secret" not in str(caught.value)

@@ -453,7 +453,7 @@ def test_a_load_that_ends_after_the_server_is_discarded():
         ([], "must be a list of objects"),
         ("tiny-vl", "must be a list of objects"),
         ([1], r"models\[0\]=1 must be an object"),
-        ([{"name": "a"}], r"models\[0\].path=None must be a folder"),
+        ([{"name": "a"}], r"^models\[0\]\.path is missing; give a folder"),
         ([{"path": "p", "nam": "a"}], r"unknown key 'nam' of models\[0\]; did you mean name\?"),
         ([{"path": "p", "name": []}], r"models\[0\].name"),
         ([{"path": "p", "preload": 1}], r"models\[0\].preload=1 must be true or false"),
