@@ -16,6 +16,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from ..callers.errors import ConfigError, EngineDeadError, SensoriumError, short_repr
+from ..callers.garbage import freeze_loaded
 from ..pipelines.llm import AsyncLLM
 from .config import SEND_SECONDS, ServerConfig, environment_options, is_loopback, split_options
 from .listeners import address, bind, bind_metrics
@@ -157,6 +158,7 @@ async def _run(services: Services, listener: socket.socket, metrics_listener: so
     response."""
     loop: Any = asyncio.get_running_loop()
     config = services.config
+    freeze_loaded()
     http = _http_server(services)
     if config.tls_cert is not None:  # uvicorn has no option for it; asyncio's default is 60 s
         loop.create_server = partial(loop.create_server, ssl_handshake_timeout=config.header_seconds)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...callers.exits import end_process
+from ...callers.garbage import freeze_loaded
 from ...models.registry import register_model
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig
@@ -45,6 +46,7 @@ def _load(
     core, _ = load_engine(config, files, load_processing(files, config.mm_processor_kwargs, tokenizer), tokenizer, ranks)
     assert isinstance(core, EngineCore)
     core.bind_thread(num_threads)
+    freeze_loaded()
     return core.executor
 
 

@@ -17,6 +17,7 @@ import torch
 
 from ...callers.errors import SensoriumError
 from ...callers.exits import end_process
+from ...callers.garbage import freeze_loaded
 from ...checkpoints.heap import trim_heap
 from ...models.registry import register_model
 from ...processors.text.tokenizer import Tokenizer
@@ -105,7 +106,10 @@ class _Server:
                 return False, self._load(*arguments)
             if verb == "stats":
                 return False, self._core.stats
-            return False, getattr(self._core, verb)(*arguments)
+            result = getattr(self._core, verb)(*arguments)
+            if verb == "wake_up":
+                freeze_loaded()
+            return False, result
         except BaseException as error:
             if not isinstance(error, SensoriumError):
                 _log.exception("%s failed in the engine's process", verb)
@@ -124,6 +128,7 @@ class _Server:
         self._core, config = load_ranks(config, files, info, tokenizer)
         self._core.report_encoding = self._activity.write
         self._core.bind_thread(num_threads)
+        freeze_loaded()
         return self._core.info, config, self._core.stats
 
 

@@ -723,3 +723,18 @@ def test_a_closed_engine_says_so(llm):
     assert not is_alive(pid)
     with pytest.raises(InputError, match="was closed"):
         other.generate("a")
+
+
+def test_the_child_leaves_what_is_loaded_out_of_collections(monkeypatch):
+    core = SimpleNamespace(bind_thread=lambda count: None, info=None, stats=None, wake_up=lambda: None)
+    monkeypatch.setattr(core_server, "load_ranks", lambda config, *others: (core, config))
+    server = core_server._Server(None, None, SimpleNamespace(write=None))
+    config = make_config(MODEL, {"device": "cpu"})
+    try:
+        server._load(config, torch.get_num_threads(), 30, ())
+        assert gc.get_freeze_count() > 0
+        gc.unfreeze()  # as sleeping does
+        assert server._answer("wake_up", ()) == (False, None)
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
