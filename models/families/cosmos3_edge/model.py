@@ -60,7 +60,7 @@ class Cosmos3Edge(NativeModel):
             post_norm=True,
             table=TableSpec(side, "bilinear", antialias=True),
         )
-        decoder = decoder_spec(config, _STACK)
+        decoder = decoder_spec(config, _STACK, tied=False)  # as in transformers' class, whatever config.json says
         merger = ProjectorSpec(
             tower.width,
             decoder.hidden_size,

@@ -22,13 +22,14 @@ _CONNECTOR = re.compile(r"^model\.(acoustic|semantic)_connector\.(?:fc([12])|nor
 
 
 def hub_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config.json in the Hub's layout; one that is in it already stays as it is.
+    """Return a config.json in the Hub's layout. In that layout no head is tied, as in transformers' class.
 
     Raises:
         ConfigError: a section is not an object, or an encoder has another kind of layers or depths that cannot be read.
     """
     if "acoustic_tokenizer_config" not in config:
-        return config
+        text = {**_section(config, "text_config"), "tie_word_embeddings": False}
+        return {**config, "text_config": text, "tie_word_embeddings": False}
     encoders = {f"{kind}_tokenizer_encoder_config": _encoder(config, f"{kind}_tokenizer_config") for kind in KINDS}
     text = _section(config, "decoder_config")
     return {**config, **encoders, "text_config": text, "tie_word_embeddings": bool(text.get("tie_word_embeddings", False))}

@@ -216,12 +216,17 @@ class VibeVoiceAsr(DecoderModel):
         specs = {kind: wave_encoder_spec(config, kind) for kind in ENCODERS}
         if len({spec.hop for spec in specs.values()}) > 1:
             raise ConfigError("downsampling_ratios of the two encoders in config.json give rows of different lengths")
-        self.encoders, self.projectors = list[WaveEncoder](), list[NormedMlp]()
         for kind, spec in specs.items():
-            self.encoders.append(WaveEncoder(spec, dtype, device))
-            self.projectors.append(NormedMlp(spec.out, self.hidden_size, dtype, device))
-            self.add_module(f"{kind}_encoder", self.encoders[-1])
-            self.add_module(f"{kind}_projector", self.projectors[-1])
+            self.add_module(f"{kind}_encoder", WaveEncoder(spec, dtype, device))
+            self.add_module(f"{kind}_projector", NormedMlp(spec.out, self.hidden_size, dtype, device))
+
+    @property
+    def encoders(self) -> list[WaveEncoder]:
+        return [getattr(self, f"{kind}_encoder") for kind in ENCODERS]
+
+    @property
+    def projectors(self) -> list[NormedMlp]:
+        return [getattr(self, f"{kind}_projector") for kind in ENCODERS]
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Rename the publisher's tensors."""
