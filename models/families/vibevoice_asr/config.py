@@ -28,8 +28,8 @@ def hub_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         ConfigError: a section is not an object, or an encoder has another kind of layers or depths that cannot be read.
     """
     if "acoustic_tokenizer_config" not in config:
-        text = {**_section(config, "text_config"), "tie_word_embeddings": False}
-        return {**config, "text_config": text, "tie_word_embeddings": False}
+        untied = {"tie_word_embeddings": False}
+        return {**config, "text_config": {**_section(config, "text_config"), **untied}, **untied}
     encoders = {f"{kind}_tokenizer_encoder_config": _encoder(config, f"{kind}_tokenizer_config") for kind in KINDS}
     text = _section(config, "decoder_config")
     return {**config, **encoders, "text_config": text, "tie_word_embeddings": bool(text.get("tie_word_embeddings", False))}
