@@ -141,6 +141,7 @@ class RankExecutor:
 
     def __init__(self, local: LocalExecutor, peers: Peers) -> None:
         self._local, self._peers = local, peers
+        self._adapters = set[str]()  # identities that all ranks have loaded
 
     def describe(self, max_model_len: int, max_num_seqs: int) -> CoreInfo:
         return self._local.describe(max_model_len, max_num_seqs)
@@ -172,23 +173,31 @@ class RankExecutor:
         """See `Executor`. It is read at once, on rank 0 first, which reports what is wrong with it.
 
         Raises:
-            InputError: another rank fails.
+            InputError: another rank fails, or reads other files. Then no rank keeps what it has read.
         """
         loaded = self._local.load_adapter(folder)
         assert loaded is not None
         self._send("load_adapter", folder)
-        for rank, (failed, value) in enumerate(self._receive(), 1):
-            if failed:
-                raise InputError(f"the adapter {folder} could not be read on rank {rank} ({value}); load it again")
+        replies = self._receive()
+        for rank, (failed, value) in enumerate(replies, 1):
+            if failed or value != loaded.identity:
+                read = {loaded.identity, *(identity for error, identity in replies if not error)}
+                for identity in read - self._adapters:
+                    self._all("unload_adapter", identity)
+                reason = value if failed else "its files have changed"
+                raise InputError(f"the adapter {folder} could not be read on rank {rank} ({reason}); load it again")
+        self._adapters.add(loaded.identity)
         return loaded
 
     def unload_adapter(self, identity: str) -> None:
+        self._adapters.discard(identity)
         self._all("unload_adapter", identity)
 
     def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._local.stage_weights(weights)
 
     def sleep(self) -> None:
+        self._adapters.clear()
         self._all("sleep")
 
     def wake_up(self) -> None:

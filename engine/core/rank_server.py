@@ -51,11 +51,11 @@ def _load(
 
 
 def _answer(executor: Executor, verb: str, arguments: Sequence[Any]) -> Any:
-    """Call a method of the executor. Only `step` has a result that rank 0 reads."""
+    """Call a method of the executor. Return what rank 0 compares: of a step its tokens, of an adapter its identity."""
     if verb == "step":
         return signature(executor.poll(executor.execute(*arguments)))
-    getattr(executor, verb)(*arguments)
-    return None
+    result = getattr(executor, verb)(*arguments)
+    return result.identity if verb == "load_adapter" else None
 
 
 def main() -> None:

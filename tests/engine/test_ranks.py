@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,14 @@ from parity import make_llm
 from quantized import SCHEMES, write
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams, register_logits_processor
-from sensorium.callers.errors import ConfigError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.checkpoints.formats.fp8 import Fp8Format
+from sensorium.engine.core import rank_server
+from sensorium.engine.core.rank_executor import RankExecutor
 from sensorium.engine.setup import loader
 from sensorium.engine.setup.doctor import plan_of
 from sensorium.engine.structured_outputs import StructuredOutputsParams
+from sensorium.engine.types import LoadedAdapter
 from sensorium.kernels.bodies import bodies_in_use
 from sensorium.kernels.linear.grouped import GroupedWeight
 from sensorium.models.layers.linear import Linear, LmHead
@@ -170,6 +173,70 @@ def test_adapters_of_requests_have_the_bits_of_one_process(
                 assert answers(llm, PROMPTS, PARAMS) == plain
     assert found[0] == found[1]
     assert found[0][0][:2] != found[0][1][:2]
+
+
+class OneRank:
+    """An executor that reads the identity of an adapter from a file, and the channel to it."""
+
+    def __init__(self) -> None:
+        self.adapters, self.error = set[str](), False
+
+    def load_adapter(self, folder: str) -> LoadedAdapter:
+        if self.error:
+            raise OSError
+        self.adapters.add(identity := Path(folder).read_text())
+        return LoadedAdapter(identity, 1, 1)
+
+    def unload_adapter(self, identity: str) -> None:
+        self.adapters.discard(identity)
+
+    def sleep(self) -> None:
+        self.adapters.clear()
+
+
+class OtherRanks:
+    """Ranks 1 and 2 of this process. `before`: is called before they get a message."""
+
+    def __init__(self) -> None:
+        self.executors, self.replies = [OneRank(), OneRank()], list[tuple[bool, Any]]()
+        self.before: Callable[[], object] = lambda: None
+
+    def send(self, verb: str, *arguments: Any) -> None:
+        self.before()
+        self.replies = [self._answer(executor, verb, arguments) for executor in self.executors]
+
+    def _answer(self, executor: Any, verb: str, arguments: Any) -> tuple[bool, Any]:
+        try:
+            return False, rank_server._answer(executor, verb, arguments)
+        except OSError:
+            return True, "OSError"
+
+    def receive(self) -> list[tuple[bool, Any]]:
+        return self.replies
+
+
+def test_an_adapter_that_one_rank_cannot_read_stays_on_none(tmp_path: Path) -> None:
+    """One that all ranks have loaded before stays on all of them."""
+    local, others = OneRank(), OtherRanks()
+    executor: Any = RankExecutor(local, others)  # type: ignore[arg-type]
+    ranks, files = [local, *others.executors], [tmp_path / name for name in "ab"]
+    for file in files:
+        file.write_text(file.name)
+    executor.load_adapter(str(files[0]))
+    others.executors[1].error = True
+    for file in files:
+        with pytest.raises(InputError):
+            executor.load_adapter(str(file))
+        assert [rank.adapters for rank in ranks] == [{"a"}] * 3
+    others.executors[1].error, others.before = False, lambda: files[1].write_text("c")
+    with pytest.raises(InputError):
+        executor.load_adapter(str(files[1]))
+    assert [rank.adapters for rank in ranks] == [{"a"}] * 3
+    executor.sleep()
+    others.executors[0].error = True
+    with pytest.raises(InputError):
+        executor.load_adapter(str(files[0]))
+    assert [rank.adapters for rank in ranks] == [set()] * 3
 
 
 def test_a_rank_holds_its_part_of_a_quantised_checkpoint(tmp_path: Path) -> None:

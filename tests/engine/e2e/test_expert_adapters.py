@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from family import ask
 from lora import Matrices, compare, hook, logprobs, matrices, write
 from parity import ROWS, LoadedModels, greedy, make_llm
+from sensorium import LLM
+from sensorium.callers.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.in_process
 
@@ -64,3 +67,49 @@ def test_experts_and_the_shared_expert(world: LoadedModels, tmp_path: Path, name
         compare(llm, row, changed, processor, questions[0], adapter="experts")
         with pytest.raises(AssertionError):
             compare(llm, row, model, processor, questions[0], adapter="experts")
+
+
+EXPERTS, RANK, HIDDEN, INNER, NUMBER = "model.layers.0.mlp.experts", 4, 64, 32, 8
+JOINED: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], type[Exception], str]] = {
+    "parameters": (
+        {f"{EXPERTS}.lora_A": (NUMBER * RANK, HIDDEN), f"{EXPERTS}.lora_B": (2 * INNER, NUMBER * RANK)},
+        {"target_parameters": ["mlp.experts.gate_up_proj"]}, ConfigError, "target_parameters",
+    ),
+    "parameters without their setting": (
+        {f"{EXPERTS}.lora_A": (NUMBER * RANK, HIDDEN), f"{EXPERTS}.lora_B": (2 * INNER, NUMBER * RANK)},
+        {}, CheckpointError, EXPERTS,
+    ),
+    "three dimensions": (
+        {f"{EXPERTS}.gate_up_proj.lora_A": (NUMBER, RANK, HIDDEN), f"{EXPERTS}.gate_up_proj.lora_B": (NUMBER, 2 * INNER, RANK)},
+        {}, CheckpointError, f"{EXPERTS}.gate_up_proj",
+    ),
+    "a shared outer matrix in three dimensions": (
+        {f"{EXPERTS}.w1.lora_A": (1, RANK, HIDDEN), f"{EXPERTS}.w1.lora_B": (NUMBER, INNER, RANK)},
+        {}, CheckpointError, f"{EXPERTS}.w1",
+    ),
+    "a shared outer matrix": (
+        {f"{EXPERTS}.up_proj.lora_A": (RANK, HIDDEN), f"{EXPERTS}.0.up_proj.lora_B": (INNER, RANK)},
+        {}, CheckpointError, f"{EXPERTS}.0.up_proj",
+    ),
+    "the setting of shared outer matrices": (
+        {f"{EXPERTS}.0.up_proj.lora_A": (RANK, HIDDEN), f"{EXPERTS}.0.up_proj.lora_B": (INNER, RANK)},
+        {"experts_shared_outer_loras": True}, ConfigError, "experts_shared_outer_loras",
+    ),
+}  # fmt: skip
+"""Layouts that join or share the matrices of experts: shapes of tensors, settings, and the error with what it names."""
+
+
+@pytest.fixture(scope="module")
+def llm(world: LoadedModels) -> Iterator[LLM]:
+    name = "text-qwen3_moe"
+    with make_llm(ROWS[name], world.folder(name), enable_lora=True) as made:
+        yield made
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_matrices_of_several_experts_are_refused_by_name(llm: LLM, tmp_path: Path, case: str) -> None:
+    shapes, settings, kind, named = JOINED[case]
+    tensors = {f"base_model.model.{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
+    with pytest.raises(kind, match=named.replace(".", r"\.")):
+        llm.load_adapter("joined", write(tmp_path / "joined", "", {}, more=tensors, **settings))
+    assert llm.list_adapters() == ()
