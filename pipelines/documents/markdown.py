@@ -39,7 +39,7 @@ _TAGS: dict[str, Kind] = {
 }  # fmt: skip
 _TAGGED = re.compile(rf"\s*<({'|'.join(_TAGS)})>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
 _TABLE, _TABLE_END = re.compile(r"<table\b", re.IGNORECASE), re.compile(r"</table\s*>", re.IGNORECASE)
-_CAPTION = re.compile(r"\s*\\caption\*?\s*(?:\[[^\[\]]*\])?\s*(?=\{)")
+_CAPTION = re.compile(r"\s*\\caption\*?(?:\s*\[[^\[\]]*\])?\s*(?=\{)")
 _LAYOUT = re.compile(
     r"""\s*\\(?:(?:begin|end)\s*\{(?:(?:wrap|sideways)?table\*?|center|adjustbox|threeparttable)\}(?:\[[^\[\]]*\]|\{[^{}]*\})*
     |(?:centering|tiny|scriptsize|footnotesize|small|normalsize)\b
@@ -133,7 +133,8 @@ class _Splitter:
         paragraph: the lines of the paragraph or item that has begun.
         unclosed: ends of formulas that no line from here on has.
         table_end: the last line that was found to end a table.
-        tables_from: lines before it begin no table.
+        tables_from: lines before it begin no HTML table.
+        latex_tables_from: lines before it begin no LaTeX table.
         unclosed_tables: LaTeX tables that were found to have no end.
         open_boxes: LaTeX boxes around a table whose closing brace has not come yet.
         is_file: underlined headings and indented code are read, too. Models write lines of dashes between parts of a page.
@@ -148,6 +149,7 @@ class _Splitter:
     unclosed: set[str] = field(default_factory=set)
     table_end: int = -1
     tables_from: int = 0
+    latex_tables_from: int = 0
     unclosed_tables: int = 0
     open_boxes: int = 0
     is_file: bool = False
@@ -293,7 +295,7 @@ class _Splitter:
             self._add("caption", latex_text(text[caption.end() + 1 : end]))
             return self._read_on(at + text[:end].count("\n"), text[end + 1 :].partition("\n")[0])
         begin = LATEX_TABLE.search(line)
-        if begin is None or self.unclosed_tables >= _MAX_UNCLOSED:
+        if begin is None or at < self.latex_tables_from or self.unclosed_tables >= _MAX_UNCLOSED:
             return None
         end_of_table = table_end(self.lines, at, begin.start())
         if end_of_table is None:
@@ -304,6 +306,7 @@ class _Splitter:
         inside[-1] = inside[-1][: column - (begin.start() if last == at else 0)]
         cells = read_latex_table("\n".join(inside))
         if not cells or len(cells) >= MAX_CELLS:
+            self.latex_tables_from = last
             return None
         if before := line[: begin.start()].strip():
             self.paragraph.append(before)

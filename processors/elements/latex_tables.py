@@ -6,8 +6,10 @@ Sources: LaTeX2e's unofficial reference manual (tabular), and the manuals of boo
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from .element import Cell
 from .tables import MAX_CELLS
@@ -31,7 +33,7 @@ _RULE = re.compile(
 )
 _SPAN = re.compile(r"\s*\\multi(column|row)\s*(?:\[[^\[\]]*\]\s*)?(?=\{)")
 _FONTS = r"textbf|textit|textrm|textsf|texttt|textsc|textnormal|text|emph|underline|mbox|makecell|thead|shortstack"
-_FONT = re.compile(rf"\\(?:{_FONTS})\s*(?:\[[^\[\]]*\])?\s*(?=\{{)|\\(?:bfseries|itshape|centering|small|tiny|bf|it)\b\s*")
+_FONT = re.compile(rf"\\(?:{_FONTS})(?:\s*\[[^\[\]]*\])?\s*(?=\{{)|\\(?:bfseries|itshape|centering|small|tiny|bf|it)\b\s*")
 _ESCAPED = re.compile(r"\\([&%#_{}])")
 _NESTED = re.compile(rf"\\(?:begin|end)\s*\{{{_ENVIRONMENTS}\}}(?:\s*\{{[^{{}}]*\}})?")
 _MATH = re.compile(r"(\$[^$]*\$|\\\((?:(?!\\[()]).)*\\\))", re.DOTALL)
@@ -140,9 +142,9 @@ def _header(rows: Sequence[_Row]) -> int:
         rules += [(filled, row.rules)] if row.rules else []
         filled += any(cell.strip() for cell in row.cells)
     for names in ({"endhead", "endfirsthead"}, {"midrule"}):
-        if above := [number for number, found in rules if found & names and 0 < number < filled]:
+        if above := [number for number, kinds in rules if kinds & names and 0 < number < filled]:
             return above[0]
-    lines = {number for number, found in rules if "hline" in found and 0 < number < filled}
+    lines = {number for number, kinds in rules if "hline" in kinds and 0 < number < filled}
     return lines.pop() if len(lines) == 1 else 0
 
 
@@ -180,7 +182,7 @@ def _with_spans(cells: Iterator[Cell]) -> Iterator[Cell]:
         columns = range(cell.column, cell.column + cell.column_span)
         down = 1
         while down < cell.row_span and cell.row + down <= last:
-            below = [other for other in by_row[cell.row + down] if _overlaps(other, columns)]
+            below = _in_columns(by_row[cell.row + down], columns)
             if any(other.text or not {*_columns(other)} <= {*columns} for other in below):
                 break
             covered |= {(other.row, other.column) for other in below}
@@ -192,8 +194,13 @@ def _columns(cell: Cell) -> range:
     return range(cell.column, cell.column + cell.column_span)
 
 
-def _overlaps(cell: Cell, columns: range) -> bool:
-    return cell.column < columns.stop and cell.column + cell.column_span > columns.start
+def _in_columns(row: Sequence[Cell], columns: range) -> Sequence[Cell]:
+    """Return the cells of a row, in the order of their columns, that stand in some of these columns."""
+    column = attrgetter("column")
+    first = max(bisect_right(row, columns.start, key=column) - 1, 0)
+    if row[first].column + row[first].column_span <= columns.start:
+        first += 1
+    return row[first : bisect_left(row, columns.stop, key=column)]
 
 
 def latex_text(text: str) -> str:

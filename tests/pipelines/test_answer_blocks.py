@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sensorium.engine.elements import MAX_CELLS, Cell, MarkedText, read_table
+from sensorium.engine.elements import MAX_CELLS, Cell, MarkedText, read_latex_table, read_table
 from sensorium.pipelines.documents import markdown
 from sensorium.pipelines.documents.answers import answer_blocks
 from sensorium.pipelines.documents.blocks import Block, PageRecord
@@ -380,6 +380,8 @@ def test_docling_json_round_trips() -> None:
         (f"```{' ' * 1_000_000}!", ["paragraph"]),
         ("\\[\n" * 200_000, ["paragraph"]),
         ("\n" * 1_000_000 + "a", ["paragraph"]),
+        (f"\\caption{' ' * 1_000_000}a", ["paragraph"]),
+        (f"\\begin{{tabular}}{{c}}\\text{' ' * 1_000_000}a\\end{{tabular}}", ["table"]),
     ],
 )
 def test_hostile_answers_end(text: str, kinds: list[str]) -> None:
@@ -508,6 +510,20 @@ def test_hostile_latex_has_few_steps(piece: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(markdown, "table_end", lambda *arguments: (calls.append(1), whole(*arguments))[1])
     blocks("\n".join([r"\begin{tabular}{c}"] * 2000) + piece * 2000)
     assert len(calls) <= 32
+
+
+def test_latex_tables_without_cells_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, text = list[int](), "%\\begin{tabular}\n" * 2000 + "%\\end{tabular}\n" * 2000
+    monkeypatch.setattr(markdown, "read_latex_table", lambda table: sizes.append(len(table)) or read_latex_table(table))
+    assert [block.kind for block in blocks(text)] == ["paragraph"]
+    assert sum(sizes) < len(text)
+
+
+def test_a_cell_that_spans_columns_of_several_rows_covers_the_empty_ones_below() -> None:
+    (table,) = blocks(r"\begin{tabular}{cccc} a & \multicolumn{2}{c}{\multirow{2}{*}{b}} & c \\ d & & & e \\ \end{tabular}")
+    assert [(cell.text, cell.row, cell.column, cell.row_span, cell.column_span) for cell in table.cells] == [
+        ("a", 0, 0, 1, 1), ("b", 0, 1, 2, 2), ("c", 0, 3, 1, 1), ("d", 1, 0, 1, 1), ("e", 1, 3, 1, 1),
+    ]  # fmt: skip
 
 
 FILE = """---
