@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ...callers.errors import InputError
+from .pdf import is_pdf
 from .policy import MediaPolicy
 
 TextKind = Literal["markdown", "plain"]
@@ -20,6 +21,7 @@ _BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+_PDF_END = 2048  # bytes in which a PDF, which may consist of text alone, says where its table of objects is
 _LOOKED_AT = 4096  # bytes from which UTF-16 without a mark is recognised
 _ZEROS = 0.4  # share of the high bytes that are 0 in the UTF-16 of most texts, at least
 _CONTROLS = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")  # which no text has; tabs, line ends, form feeds and escapes it may
@@ -41,7 +43,7 @@ _FENCE = re.compile(r"\s{0,3}(?:`{3,}|~{3,})")
 
 def is_text(data: bytes) -> bool:
     """Return whether a file is text: it has no bytes that only binary files have. Its encoding may still be unknown."""
-    if not data or _OTHER_FORMAT.match(data[:256]):
+    if not data or _OTHER_FORMAT.match(data[:256]) or (is_pdf(data) and b"startxref" in data[-_PDF_END:]):
         return False
     encoding = _unicode(data)
     if encoding is None:

@@ -52,6 +52,7 @@ def test_windows_1252_is_a_guess_that_other_encodings_are_not_taken_for() -> Non
         b"\0\1",
         b"\x89PNG\r\n\x1a\n",
         b"%PDF-1.7",
+        b"a line before\n%PDF-1.4\n1 0 obj\n<<>>\nendobj\nstartxref\n9\n%%EOF\n",
         b"P2\n1 1\n255\n0",
         b"<?xml version='1.0'?><svg/>",
         b"<svg></svg>",
@@ -60,6 +61,10 @@ def test_windows_1252_is_a_guess_that_other_encodings_are_not_taken_for() -> Non
 )
 def test_other_files_are_no_text(data: bytes) -> None:
     assert not is_text(data)
+
+
+def test_text_about_pdfs_is_text() -> None:
+    assert is_text(b"A file that begins with `%PDF-1.7` is a PDF.")
 
 
 @pytest.mark.parametrize(
