@@ -29,13 +29,14 @@ def hub_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if "acoustic_tokenizer_config" not in config:
         untied = {"tie_word_embeddings": False}
-        return {**config, "text_config": {**_section(config, "text_config"), **untied}, **untied}
+        return {**config, "text_config": {**section_of(config, "text_config"), **untied}, **untied}
     encoders = {f"{kind}_tokenizer_encoder_config": _encoder(config, f"{kind}_tokenizer_config") for kind in KINDS}
-    text = _section(config, "decoder_config")
+    text = section_of(config, "decoder_config")
     return {**config, **encoders, "text_config": text, "tie_word_embeddings": bool(text.get("tie_word_embeddings", False))}
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of config.json, {} if there is none. Raise ConfigError if it is not an object."""
     section = config.get(name) or {}
     if not isinstance(section, Mapping):
         raise ConfigError(f"{name} in config.json is {short_repr(section)}; it must be an object")
@@ -43,7 +44,7 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _encoder(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
-    config, section = _section(whole, name), f"{name} in config.json"
+    config, section = section_of(whole, name), f"{name} in config.json"
     for key, value in _FIXED.items():
         if config.get(key, value) != value:
             raise ConfigError(f"{key} of {section} is {short_repr(config[key])}; only {value!r} is supported")

@@ -28,7 +28,7 @@ from ...layers.convolution import Past
 from ...memory_formulas import SMALL, OpBytes
 from ...text.decoder_config import decoder_spec
 from ...text.stacks import STACKS
-from .config import hub_config, hub_name
+from .config import hub_config, hub_name, section_of
 
 _PART = 16  # rows that are computed at once
 _NORM_EPS = 1e-6  # of the projectors
@@ -68,8 +68,9 @@ class WaveEncoderSpec:
 def wave_encoder_spec(config: Mapping[str, Any], kind: str) -> WaveEncoderSpec:
     """Read the config of one encoder. Raise ConfigError for several channels, or for ratios and depths that do not fit."""
     section = f"{kind}_tokenizer_encoder_config"
-    c = {**_DEFAULTS, **(config.get(section) or ENCODERS[kind])}
-    ratios, depths = (tuple(c[key]) for key in ("downsampling_ratios", "depths"))
+    c = {**_DEFAULTS, **(section_of(config, section) or ENCODERS[kind])}
+    lists = (c[key] for key in ("downsampling_ratios", "depths"))
+    ratios, depths = (tuple(each) if isinstance(each, list | tuple) else () for each in lists)
     counts = (*ratios, *depths)
     if c["channels"] != 1 or len(depths) != len(ratios) + 1 or not all(isinstance(n, int) and n > 0 for n in counts):
         reason = "channels must be 1, and depths must have one entry more than downsampling_ratios, all positive integers"

@@ -25,7 +25,7 @@ from ....processors.bases.tiles import positive_int_or
 from ....processors.files import ProcessorFiles
 from ....processors.interface import Span
 from ....processors.mel import MelSpec
-from .config import hub_config
+from .config import hub_config, section_of
 
 _MAX_SECONDS = 61 * 60
 _RATIOS = (2, 2, 4, 5, 5, 8)
@@ -60,7 +60,7 @@ class VibeVoiceAsrProcessingInfo(AudioInfo, SpeechMixin):
 
     def resolve_spec(self, modality: str) -> LoudnessSpec:
         """Read the JSON of the feature extractor. A row has as many samples as config.json says."""
-        audio, encoder = self.files.audio, self.files.config.get("acoustic_tokenizer_encoder_config") or {}
+        audio, encoder = self.files.audio, section_of(self.files.config, "acoustic_tokenizer_encoder_config")
         rate, ratios = positive_int_or(audio, "sampling_rate", 24_000), encoder.get("downsampling_ratios") or _RATIOS
         if not isinstance(ratios, list | tuple) or not all(isinstance(ratio, int) and ratio > 0 for ratio in ratios):
             raise ConfigError(f"downsampling_ratios in config.json is {ratios!r}; it must be a list of positive integers")
@@ -137,8 +137,11 @@ def _without_text(
         out.append(token)
         if _DURATION_TEXT[-1] not in _text([token], decode):
             continue
-        first = next((n for n in range(1, len(_DURATION_TEXT) + 1) if _DURATION_TEXT in _text(out[-n:], decode)), None)
-        if first is not None:
+        last = out[-len(_DURATION_TEXT) :]
+        if _DURATION in last:
+            last = last[len(last) - last[::-1].index(_DURATION) :]
+        if _DURATION_TEXT in _text(last, decode):
+            first = next(n for n in range(1, len(last) + 1) if _DURATION_TEXT in _text(last[-n:], decode))
             before, _, after = _text(out[-first:], decode).partition(_DURATION_TEXT)
             out[-first:] = [*encode(before), _DURATION, *encode(after)]
     return out
@@ -163,7 +166,7 @@ def _segments_text(answer: str) -> str:
     while answer.startswith("[") and (match := re.compile(r"[\s,]*").match(answer, place)):
         try:
             segment, place = decoder.raw_decode(answer, match.end())
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if isinstance(segment, dict) and isinstance(segment.get("Content"), str):
             texts.append(segment["Content"].strip())

@@ -15,6 +15,7 @@ from parity import make_llm, record
 from safetensors.torch import load_file, save_file
 from sensorium.callers.errors import ConfigError
 from sensorium.models.families.vibevoice_asr.config import hub_config
+from sensorium.models.families.vibevoice_asr.model import wave_encoder_spec
 
 ROW = family.load_rows()["vibevoice_asr"]
 
@@ -71,3 +72,9 @@ def test_the_publishers_layout(tmp_path: Path) -> None:
 def test_other_encoders_are_refused(change: Any) -> None:
     with pytest.raises(ConfigError):
         hub_config({"acoustic_tokenizer_config": {}, "semantic_tokenizer_config": change})
+
+
+@pytest.mark.parametrize("section", [[1], {"depths": 5}, {"downsampling_ratios": None}, {"depths": [1]}, {"channels": 2}])
+def test_sections_of_other_forms_are_refused(section: Any) -> None:
+    with pytest.raises(ConfigError):
+        wave_encoder_spec({"acoustic_tokenizer_encoder_config": section}, "acoustic")

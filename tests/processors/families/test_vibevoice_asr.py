@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,15 @@ def test_a_prompt_without_audio_stays_as_it_is() -> None:
     assert info.preprocess_prompt(ids, {}) == ids
 
 
+def test_each_token_of_a_prompt_is_decoded_a_few_times() -> None:
+    info, calls = info_of(), list[int]()
+    decode = info.files.decode
+    info.files = replace(info.files, decode=lambda ids: (calls.append(1), decode(ids))[1])
+    ids = info.files.encode("<|box_start|>" + "a>" * 500)
+    assert info.preprocess_prompt(ids, {"audio": 1}) == ids
+    assert len(calls) <= 2 * len(ids)
+
+
 def test_rows_alone_tell_their_seconds() -> None:
     fills = info_of().span("audio", ItemGeometry(15, 1, 1)).fills
     assert [WORDS.decode(tokens) for tokens in fills.values()] == ["2.00"]
@@ -92,6 +102,7 @@ def test_answers_become_text() -> None:
     assert info.parse_transcript(segments + "]\n<|im_end|>", None) == ("Hello there. Hi.", None)
     assert info.parse_transcript(segments + ',{"Start":9,"Con', None) == ("Hello there. Hi.", None)
     assert info.parse_transcript("[unclear] words", None) == ("[unclear] words", None)
+    assert info.parse_transcript("[" * 100_000, None) == ("[" * 100_000, None)
 
 
 def test_the_published_prompt() -> None:
