@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -72,6 +73,7 @@ class EngineLoader:
 
     def close(self, model: Server) -> None:
         model.engine.close()
+        gc.unfreeze()  # see freeze_loaded: else what is left of the model would never be collected
 
     def sleep(self, model: Server, level: int) -> None:
         model.engine.sleep(level)

@@ -55,6 +55,8 @@ def _answer(executor: Executor, verb: str, arguments: Sequence[Any]) -> Any:
     if verb == "step":
         return signature(executor.poll(executor.execute(*arguments)))
     result = getattr(executor, verb)(*arguments)
+    if verb == "wake_up":
+        freeze_loaded()
     return result.identity if verb == "load_adapter" else None
 
 

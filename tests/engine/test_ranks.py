@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -237,6 +239,16 @@ def test_an_adapter_that_one_rank_cannot_read_stays_on_none(tmp_path: Path) -> N
     with pytest.raises(InputError):
         executor.load_adapter(str(files[0]))
     assert [rank.adapters for rank in ranks] == [set()] * 3
+
+
+def test_a_rank_leaves_what_it_has_loaded_again_out_of_collections() -> None:
+    executor: Any = SimpleNamespace(wake_up=lambda: None)
+    gc.unfreeze()  # as sleeping does
+    try:
+        assert rank_server._answer(executor, "wake_up", ()) is None
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_a_rank_holds_its_part_of_a_quantised_checkpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -11,8 +12,10 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -246,6 +249,23 @@ def test_administrators_name_a_model(served, expected):
     assert admin("POST", "reset_prefix_cache", "ear").json() == {"success": True}
     admin("POST", "reset_mm_cache", "one")
     admin("POST", "sleep", "three", 404)
+
+
+def test_what_is_left_of_an_unloaded_model_is_collected():
+    class Engine:
+        def __init__(self):
+            self.itself = self
+
+        def close(self):
+            pass
+
+    model = SimpleNamespace(engine=Engine())
+    engine = weakref.ref(model.engine)
+    gc.freeze()  # as the server does when it begins
+    EngineLoader(ServerConfig(), {}).close(model)
+    del model
+    gc.collect()
+    assert engine() is None
 
 
 @pytest.fixture
