@@ -172,7 +172,7 @@ def test_pages_run_in_a_codec_worker():
         (text_pdf([["a"]]), 2, POLICY),
         (encrypted_pdf(b"secret"), 1, POLICY),
         (b"%PDF-1.4 broken", 1, POLICY),
-        (b"no picture", 1, POLICY),
+        (b"\0 no picture", 1, POLICY),
         (text_pdf([["a"]], size=(30000, 30000)), 1, POLICY),
         (text_pdf([["a"]]), 1, MediaPolicy(max_decoded_bytes=1000)),
     ],
