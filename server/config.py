@@ -239,8 +239,8 @@ class ServerConfig:
         return _as_list(self.allowed_origins)
 
 
-def _as_list(value: str | Sequence[str] | None) -> list[str]:
-    return [] if value is None else [value] if isinstance(value, str) else list(value)
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def is_loopback(host: str) -> bool:
