@@ -273,9 +273,12 @@ class ModelRunner:
 
     def _by_adapter(self, entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
         """Yield the entries of each adapter of requests, whose first elements are sequences, with the head adapted."""
+        if self.adapters is None:
+            yield from [list(entries)] if entries else []
+            return
         parts = dict[str, list[_Entry]]()
         for entry in entries:
-            parts.setdefault("" if self.adapters is None else entry[0].adapter, []).append(entry)
+            parts.setdefault(entry[0].adapter, []).append(entry)
         for part in parts.values():
             with self._adapted_head([part[0][0]], [1]):
                 yield part

@@ -116,6 +116,8 @@ def verify(
         The tokens of each sequence, at least one, or why its first row could not be sampled. The next step meets the errors of
         further rows again.
     """
+    if not any(drafts):  # most steps
+        return [_appended(state, result) for state, result in zip(states, sample(logits, states, to_device), strict=True)]
     starts, left, num_done = [0, *accumulate(1 + len(guessed) for guessed in drafts)], list(range(len(states))), 0
     tokens: list[list[SampledToken]] = [[] for _ in states]
     failed: dict[int, Exception] = {}
@@ -138,6 +140,13 @@ def verify(
                 following.append(i)
         left, num_done = following, num_done + 1
     return [failed.get(i, sampled) for i, sampled in enumerate(tokens)]
+
+
+def _appended(state: SamplingState, result: SampledToken | Exception) -> list[SampledToken] | Exception:
+    if isinstance(result, Exception):
+        return result
+    state.token_ids.append(result.token)
+    return [result]
 
 
 def sample_async(
