@@ -138,7 +138,7 @@ def test_folders_patterns_and_stdin_are_inputs(
     (tmp_path / "empty").mkdir()
     for words, said in (
         (["-", "-"], "- is given twice"),
-        ([str(tmp_path / "empty")], "holds no image file (png, jpg"),
+        ([str(tmp_path / "empty")], "holds no file of the kinds png, jpg"),
         ([str(tmp_path / "*.bmp")], "no file matches"),
     ):
         assert main(["ocr", *words]) == 2
