@@ -30,6 +30,7 @@ import torch
 from mutants import FILES, RATE, mutated
 from PIL import Image
 from sensorium.callers.errors import InputError
+from sensorium.checkpoints.heap import trim_heap
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
@@ -333,6 +334,7 @@ def main() -> None:
             unlike.append(f"case {case} ({how}): {'other content' if found.get('taken') else 'refused'}")
         if case % 20 == 0:
             gc.collect()
+            trim_heap()  # what the C library keeps between blocks has not leaked
             memory.append(_resident())
     signal.alarm(0)
     print(json.dumps({**tally, "wrong": wrong, "unlike": unlike, "memory": memory, "peak": _peak() - before}))
