@@ -52,6 +52,7 @@ class VibeVoiceAsrProcessingInfo(AudioInfo, SpeechMixin):
     language_codes = _LANGUAGES
     takes_language = False
     takes_context = True
+    adds_special_tokens = False
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
         """Return the files in the Hub's layout. The publisher's JSON calls the rate `target_sample_rate`."""
