@@ -43,9 +43,9 @@ class AdapterTable:
     def _copy(self, part: Tensor) -> Tensor:
         if not part.numel():
             return part
-        place = torch.frombuffer(self._memory, dtype=part.dtype, count=part.numel(), offset=self._used).view(part.shape)
+        copied = torch.frombuffer(self._memory, dtype=part.dtype, count=part.numel(), offset=self._used).view(part.shape)
         self._used += part.nbytes
-        return place.copy_(part)
+        return copied.copy_(part)
 
 
 def _shards(weights: LowRankWeights) -> list[list[int]]:

@@ -31,7 +31,7 @@ _FOREIGN = re.compile(
     |(?<=\w)[^\s\w\x20-\x7e’‘“”–—…·´«»°€](?=\w)|[\x80-\x9f]""",
     re.VERBOSE,
 )
-"""What Windows-1252 has within words only if the text has another encoding."""
+"""Characters that show that a text read as Windows-1252 has another encoding: its own words do not have them there."""
 _MARKS = re.compile(
     r"""^\ {0,3}(?:\#{1,6}\ +\S|```|~~~|\|?[ \t]*:?-{2,}:?[ \t]*\|[-:|\ \t]*$|[^\s=-].*\n={3,}[ \t]*$)
     |!?\[[^\[\]\n]+\]\([^()\s]+\)|\*\*\S[^*\n]*\*\*""",

@@ -47,7 +47,7 @@ _LAYOUT = re.compile(
     |(resizebox|scalebox)\*?(?:\s*\{[^{}]*\}){1,2}\s*\{%?)""",
     re.VERBOSE,
 )
-"""What LaTeX has around a table that is no text of it."""
+"""LaTeX commands around a table that are not part of its text."""
 _MAX_UNCLOSED = 16  # LaTeX tables without an end, after which no more are looked for
 _CAPTION_LINES = 64
 _WRAPPED = ("", "markdown", "md", "html")  # languages of a code fence around a whole answer

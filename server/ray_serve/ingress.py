@@ -69,8 +69,8 @@ class Ingress:
             else:
                 await self._pass_on(scope, receive, send)
         except (HttpError, HTTPException, ReplicaLost) as error:
-            known = _lost() if isinstance(error, ReplicaLost) else error
-            await in_shape_of(scope, error_response(known))(scope, receive, send)
+            http_error = _lost() if isinstance(error, ReplicaLost) else error
+            await in_shape_of(scope, error_response(http_error))(scope, receive, send)
 
     async def _ready(self) -> Callable[..., Any]:
         if await asyncio.to_thread(self._is_ready):

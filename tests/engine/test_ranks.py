@@ -259,7 +259,7 @@ def test_a_rank_holds_its_part_of_a_quantised_checkpoint(tmp_path: Path) -> None
 
 
 def test_a_rank_holds_several_parts_of_a_joined_weight() -> None:
-    """As of a stored `qkv_proj`, whose heads the ranks divide."""
+    """A rank keeps its heads of q, k and v out of one stored `qkv_proj`."""
     codes, scale = torch.randn(24, 64).to(torch.float8_e4m3fn), torch.rand(24, 1)
     weight, name = GroupedWeight(codes, scale, 64, 64), "layers.0.qkv_proj.weight"
     parts = (slice(0, 4), slice(12, 16), slice(20, 24))

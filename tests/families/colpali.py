@@ -118,17 +118,21 @@ def run_qwen(model: Any, given: dict[str, Any]) -> torch.Tensor:
     return model(**given, position_ids=place).embeddings[0]
 
 
+def qwen3_vl(config: dict[str, Any]) -> Any:
+    """Return transformers' Qwen3-VL with random weights."""
+    ensure_torchvision()
+    import transformers as tf
+
+    inner = tf.Qwen3VLConfig.from_dict({**config, "model_type": "qwen3_vl"})
+    return tf.Qwen3VLForConditionalGeneration._from_config(inner, attn_implementation="eager")
+
+
 class ColQwen3(torch.nn.Module):
     """Qwen3-VL and a linear layer, under TomoroAI's names."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        ensure_torchvision()
-        import transformers as tf
-
-        self.config = config
-        inner = tf.Qwen3VLConfig.from_dict({**config, "model_type": "qwen3_vl"})
-        self.vlm = tf.Qwen3VLForConditionalGeneration._from_config(inner, attn_implementation="eager")
+        self.config, self.vlm = config, qwen3_vl(config)
         self.embedding_proj_layer = torch.nn.Linear(64, 32, bias=False)
 
     def forward(self, input_ids: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
@@ -147,19 +151,15 @@ class NemotronColEmbed(torch.nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        ensure_torchvision()
-        import transformers as tf
-
-        self.config = config
-        inner = tf.Qwen3VLConfig.from_dict({**config, "model_type": "qwen3_vl"})
-        self.vlm = tf.Qwen3VLForConditionalGeneration._from_config(inner, attn_implementation="eager")
+        self.config, self.vlm = config, qwen3_vl(config)
         self.vlm.model.language_model.norm = torch.nn.Identity()
 
     def forward(self, input_ids: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
         kinds, count = (input_ids == self.config["image_token_id"]).int(), input_ids.shape[1]
-        place = self.vlm.model.get_rope_index(input_ids, mm_token_type_ids=kinds, image_grid_thw=given.get("image_grid_thw"))[0]
-        seen = torch.zeros(1, 1, count, count)
-        hidden = self.vlm.model(input_ids=input_ids, attention_mask=seen, position_ids=place, **given).last_hidden_state[0]
+        grid = given.get("image_grid_thw")
+        positions = self.vlm.model.get_rope_index(input_ids, mm_token_type_ids=kinds, image_grid_thw=grid)[0]
+        mask = torch.zeros(1, 1, count, count)
+        hidden = self.vlm.model(input_ids=input_ids, attention_mask=mask, position_ids=positions, **given).last_hidden_state[0]
         return torch.nn.functional.normalize(hidden, dim=-1)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

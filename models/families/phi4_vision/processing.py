@@ -33,8 +33,8 @@ class OwnPatches:
     most: int
 
     def plan(self, height: int, width: int) -> CropPlan:
-        own = max(1, (height // self.patch) * (width // self.patch))
-        return PatchLimit(self.patch, min(max(own, self.least), self.most)).plan(height, width)
+        whole_patches = max(1, (height // self.patch) * (width // self.patch))
+        return PatchLimit(self.patch, min(max(whole_patches, self.least), self.most)).plan(height, width)
 
 
 class Phi4VisionProcessingInfo(TextPlaceholders, TiledInfo):
