@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -54,6 +55,8 @@ def _answer(executor: Executor, verb: str, arguments: Sequence[Any]) -> Any:
     """Call a method of the executor. Return what rank 0 compares: of a step its tokens, of an adapter its identity."""
     if verb == "step":
         return signature(executor.poll(executor.execute(*arguments)))
+    if verb == "sleep":
+        gc.unfreeze()  # so that the model is collected
     result = getattr(executor, verb)(*arguments)
     if verb == "wake_up":
         freeze_loaded()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -106,6 +107,8 @@ class _Server:
                 return False, self._load(*arguments)
             if verb == "stats":
                 return False, self._core.stats
+            if verb == "sleep":
+                gc.unfreeze()  # so that the model is collected
             result = getattr(self._core, verb)(*arguments)
             if verb == "wake_up":
                 freeze_loaded()

@@ -126,7 +126,6 @@ class ModelRunner:
             self.adapters.clear()
         self.encoder_runner.clear()
         self.decode_graphs, self.staging = DecodeGraphs(self.device), StagingBuffers(self.device)
-        gc.unfreeze()  # see freeze_loaded
         gc.collect()
         _release_free_memory(self.device)
 

@@ -726,14 +726,15 @@ def test_a_closed_engine_says_so(llm):
 
 
 def test_the_child_leaves_what_is_loaded_out_of_collections(monkeypatch):
-    core = SimpleNamespace(bind_thread=lambda count: None, info=None, stats=None, wake_up=lambda: None)
+    core = SimpleNamespace(bind_thread=lambda count: None, info=None, stats=None, sleep=lambda: None, wake_up=lambda: None)
     monkeypatch.setattr(core_server, "load_ranks", lambda config, *others: (core, config))
     server = core_server._Server(None, None, SimpleNamespace(write=None))
     config = make_config(MODEL, {"device": "cpu"})
     try:
         server._load(config, torch.get_num_threads(), 30, ())
         assert gc.get_freeze_count() > 0
-        gc.unfreeze()  # as sleeping does
+        assert server._answer("sleep", ()) == (False, None)
+        assert gc.get_freeze_count() == 0
         assert server._answer("wake_up", ()) == (False, None)
         assert gc.get_freeze_count() > 0
     finally:

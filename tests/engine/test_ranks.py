@@ -242,9 +242,11 @@ def test_an_adapter_that_one_rank_cannot_read_stays_on_none(tmp_path: Path) -> N
 
 
 def test_a_rank_leaves_what_it_has_loaded_again_out_of_collections() -> None:
-    executor: Any = SimpleNamespace(wake_up=lambda: None)
-    gc.unfreeze()  # as sleeping does
+    executor: Any = SimpleNamespace(sleep=lambda: None, wake_up=lambda: None)
     try:
+        gc.freeze()
+        assert rank_server._answer(executor, "sleep", ()) is None
+        assert gc.get_freeze_count() == 0
         assert rank_server._answer(executor, "wake_up", ()) is None
         assert gc.get_freeze_count() > 0
     finally:
