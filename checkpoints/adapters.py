@@ -106,6 +106,11 @@ def tensor_name(stem: str, letter: str, adapter: str) -> str:
     return f"{stem}.lora_{letter}.{infix}weight"
 
 
+def adapter_path(name: str) -> str:
+    """Return the name of an adapter's tensor as the model has it, without the wrappers of peft and torch.compile."""
+    return name.removeprefix("base_model.model.").replace("_orig_mod.", "")
+
+
 def _refused(key: str, value: object) -> ConfigError:
     return ConfigError(
         f"adapter_config.json has {key}={str(value)[:60]!r}, which is not supported; merge the adapter into the model"

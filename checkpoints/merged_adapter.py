@@ -15,14 +15,13 @@ from torch import Tensor
 
 from ..callers.errors import CheckpointError
 from ..kernels.linear.grouped import panel_rows
-from .adapters import check_settings, low_rank_scale, patterns
+from .adapters import adapter_path, check_settings, low_rank_scale, patterns
+from .expert_adapters import ExpertMatrices, changed_expert, changed_experts, expert_of, fits, split_experts, tensor_of_experts
 from .weight_files import rename
 
 _READ = ("target_modules", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern",
-         "exclude_modules", "ensure_weight_tying", "use_dora")  # fmt: skip
+         "exclude_modules", "ensure_weight_tying", "use_dora", "target_parameters", "experts_shared_outer_loras")  # fmt: skip
 """Settings that only say which tensors the adapter has, `alpha_pattern` and `use_dora`."""
-_PREFIX = "base_model.model."
-_COMPILED = "_orig_mod."  # torch.compile's name of the module that it wraps
 _WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
 _MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
 _MAGNITUDE = re.compile(r"(.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
@@ -64,7 +63,8 @@ class LowRankPair:
     Args:
         module: its name in the adapter.
         weight: the stored name of the weight.
-        down: `[rank, in]`. up: `[out, rank]`. magnitude: `[out]`, or None.
+        down: `[rank, in]`, or that of each expert: `[experts, rank, in]`; the first dimension is 1 if they share it.
+        up: `[out, rank]`, or `[experts, out, rank]`. magnitude: `[out]`, or None.
     """
 
     module: str
@@ -99,6 +99,7 @@ class MergedAdapter:
         tensors: of the adapter's file by name; on the meta device for `add_headers` only.
         prefixes: (stored, canonical) prefixes of the model's tensor names. Two names match if they become the same.
         dtype: of the model.
+        transposed: square weights of all experts are stored as `[experts, in, out]`.
 
     Raises:
         ConfigError: a setting is not supported.
@@ -111,17 +112,25 @@ class MergedAdapter:
         tensors: Iterable[tuple[str, Tensor]],
         prefixes: Sequence[tuple[str, str]],
         dtype: torch.dtype,
+        transposed: bool = False,
     ) -> None:
         check_settings(raw, _READ)
         self._config, self._prefixes, self._dtype = {"lora_alpha": 8, **raw}, prefixes, dtype
+        self._transposed = transposed
         self._alphas = patterns(raw, "alpha_pattern")
         self._replaced: dict[str, tuple[str, Tensor]] = {}  # key -> name, tensor
         self._pairs: dict[str, tuple[str, dict[str, Tensor]]] = {}  # key -> module, matrices
         self._magnitudes: dict[str, tuple[str, Tensor]] = {}  # key -> name, and the lengths of the changed weight's rows
         self._embeddings, self._base_layers = set[str](), set[str]()
+        self._experts: dict[str, ExpertMatrices] = {}
         self._spellings: dict[str, str] = {}  # another key of a tensor of the decoder -> the key in the adapter
-        for name, tensor in tensors:
-            path = _WRAPPERS.sub("", name.removeprefix(_PREFIX).replace(_COMPILED, ""))
+        experts, others = split_experts(raw, tensors)
+        for matrices in experts:
+            if self._config.get("use_dora"):
+                raise CheckpointError(f"the adapter changes {matrices.module}: DoRA of all experts at once is not supported")
+            self._experts[self._adapter_key(matrices.stored)] = matrices
+        for name, tensor in others:
+            path = _WRAPPERS.sub("", adapter_path(name))
             matrix, magnitude = _MATRIX.fullmatch(path), _MAGNITUDE.fullmatch(path)
             if magnitude is not None:
                 self._magnitudes[self._adapter_key(f"{magnitude[1]}.weight")] = name, tensor
@@ -137,13 +146,16 @@ class MergedAdapter:
             key = self._adapter_key(f"{module}.weight")
             self._pairs.setdefault(key, (module, {}))[1][letter] = tensor
             self._embeddings |= {key} if embedding else set()
+        self._check_ranks()
+        self._check_magnitudes()
+
+    def _check_ranks(self) -> None:
         for module, matrices in self._pairs.values():
             ranks = {
                 low.shape[0] if letter == "A" else low.shape[1:].numel() for letter, low in matrices.items() if low.ndim > 1
             }
             if len(matrices) < 2 or len(ranks) != 1 or 0 in ranks or min(low.ndim for low in matrices.values()) < 2:
                 raise CheckpointError(f"the adapter's lora_A and lora_B of {module} are not two matrices of one rank")
-        self._check_magnitudes()
 
     def _check_magnitudes(self) -> None:
         """Raise CheckpointError unless every pair has a magnitude of its length with `use_dora`, and none without."""
@@ -176,7 +188,8 @@ class MergedAdapter:
     def _stored_key(self, name: str) -> str:
         """Return the key of a tensor of the base model, as the adapter spells it."""
         key = self._key(name)
-        return key if key in self._pairs or key in self._replaced else self._spellings.get(key, key)
+        is_own = key in self._pairs or key in self._experts or key in self._replaced
+        return key if is_own else self._spellings.get(key, key)
 
     def _shape(self, key: str) -> tuple[int, ...]:
         """Return the shape of the weight that a pair changes."""
@@ -210,10 +223,45 @@ class MergedAdapter:
                     f"the adapter changes {module} of shape {list(self._shape(key))}, the base model has {list(base.shape)}; "
                     "give the base model that it was trained on, <<base_with_adapter>>"
                 )
+        self._check_experts(stored)
         headers = dict(stored)
         for key, (name, tensor) in self._replaced.items():
             headers[keys.get(key, name)] = tensor
         return headers
+
+    def _check_experts(self, stored: Mapping[str, Tensor]) -> None:
+        """Raise CheckpointError unless the base model stores the weights that matrices of all experts change."""
+        numbers: dict[str, set[int | None]] = {matrices.module: set() for matrices in self._experts.values()}
+        for name, tensor in stored.items():
+            if (change := self._change_of_experts(name)) is None:
+                continue
+            matrices, number, part = change
+            is_wide = tensor.is_floating_point() and tensor.itemsize > 1
+            if tensor.numel() and not (is_wide and fits(matrices, tensor, number, part)):
+                raise CheckpointError(
+                    f"the adapter changes {matrices.module}, and the base model's {name} has another shape or is quantised; "
+                    "give the base model that it was trained on, <<base_with_adapter>>"
+                )
+            numbers[matrices.module].add(number)
+        for matrices in self._experts.values():
+            stored_experts, experts = numbers[matrices.module], max(len(matrices.down), len(matrices.up))
+            if not stored_experts or (None not in stored_experts and len(stored_experts) < experts):
+                raise CheckpointError(
+                    f"the adapter changes {matrices.module}, and the base model lacks weights of these {experts} experts; give "
+                    "the base model that it was trained on, <<base_with_adapter>>"
+                )
+
+    def _change_of_experts(self, name: str) -> tuple[ExpertMatrices, int | None, str] | None:
+        """Return the matrices of all experts that change a stored weight; if it is that of one expert, its number and part."""
+        key = self._stored_key(tensor_of_experts(name))
+        if key in self._experts:
+            return self._experts[key], None, ""
+        expert = expert_of(name) if self._experts else None
+        if expert is None:
+            return None
+        number, part, tensors = expert
+        key = next((key for tensor in tensors if (key := self._stored_key(tensor)) in self._experts), "")
+        return (self._experts[key], number, part) if key else None
 
     def pairs(self, stored: Collection[str]) -> Iterator[LowRankPair]:
         """Yield the adapter's pairs, for weights that stay as they are. `stored`: the base model's tensors.
@@ -231,6 +279,9 @@ class MergedAdapter:
             _, magnitude = self._magnitudes.get(key, ("", None))
             flat = None if magnitude is None else magnitude.flatten()
             yield LowRankPair(module, _found(module, key, names), down, up, self._scale(module, len(down)), flat)
+        for key, experts in self._experts.items():
+            scale = self._scale(experts.module, experts.down.shape[1])
+            yield LowRankPair(experts.module, _found(experts.module, key, names), experts.down, experts.up, scale)
 
     def replaced(self, stored: Collection[str]) -> Iterator[ReplacedWeight]:
         """Yield the tensors that replace those of the base model. `stored`, errors: as in `pairs`."""
@@ -258,7 +309,7 @@ class MergedAdapter:
             if key in self._replaced:
                 left.pop(key, None)
                 tensor = self._replaced[key][1]
-            yield name, self._changed(key, tensor) if key in self._pairs else tensor
+            yield name, self._changed(key, tensor) if key in self._pairs else self._changed_experts(name, tensor)
         yield from left.values()
 
     def _changed(self, key: str, weight: Tensor) -> Tensor:
@@ -274,6 +325,16 @@ class MergedAdapter:
             part = slice(first, first + each)
             changed[part] = self._scaled(key, (up[part] @ down).mul_(scale).add_(wide[part]), part)
         return changed.view(weight.shape)
+
+    def _changed_experts(self, name: str, weight: Tensor) -> Tensor:
+        """Add the products of matrices of all experts to a stored weight, if they change it."""
+        if (change := self._change_of_experts(name)) is None:
+            return weight
+        matrices, number, part = change
+        scale = self._scale(matrices.module, matrices.down.shape[1])
+        if number is None:
+            return changed_experts(matrices, scale, weight, self._transposed, self._dtype)
+        return changed_expert(matrices, scale, number, part, weight)
 
     def _scaled(self, key: str, changed: Tensor, rows: slice) -> Tensor:
         """Scale rows of a changed weight in place to their magnitudes, if it has them."""

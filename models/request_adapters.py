@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from typing import Literal, get_args
 from weakref import ref
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..callers.errors import CheckpointError, ConfigError
+from ..checkpoints.expert_adapters import EXPERT_TENSORS
 from ..checkpoints.merged_adapter import ONLY_LAYERS, LowRankPair, ReplacedWeight, weight_of
 from ..checkpoints.weight_files import rename
 from ..kernels.low_rank.native import AdapterTable
@@ -54,6 +56,7 @@ ModelPart = Literal["decoder", "experts", "cross", "head", "encoder"]
 cross-attention, the head, or encoders and connectors.
 """
 _CHECKED_ROWS = 64  # about so many rows of a converted weight are compared
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 class AdaptedLayers:
@@ -87,7 +90,8 @@ class AdaptedLayers:
             chain.from_iterable(module.converters(path) for path, module in converted)
         )
         names = list(stored)
-        self._names: dict[str, None] = dict.fromkeys((*self._shards, *names))  # the checkpoint's come last: they win
+        joined = [name for name in self._converters if name.endswith(EXPERT_TENSORS)]
+        self._names: dict[str, None] = dict.fromkeys((*self._shards, *joined, *names))  # the checkpoint's come last: they win
         self._weights: set[str] = {weight_of(name) for name in names}
 
     def _add_layers(self, path: str, module: nn.Module, part: ModelPart) -> None:
@@ -112,12 +116,15 @@ class AdaptedLayers:
                 self._add_layers(f"{path}.{name}", child, "cross" if crosses else part)
 
     def _add_mixture(self, path: str, module: Mixture | ModalityMixture, part: ModelPart) -> None:
-        """Add the shared expert, and experts of a decoder that are layers of their own. Routers keep their weights."""
+        """Add the shared expert, the router, and experts of a decoder that are layers of their own."""
         if module.shared_experts is not None:
             self._add_layers(f"{path}.shared_experts", module.shared_experts, part)
-        if isinstance(module, Mixture) and module.stacked is None and part == "decoder":
-            module.slot = ExpertSlot(self.active["experts"], self._calls)
-            self._add_layers(f"{path}.experts", module.experts, "experts")
+        if not isinstance(module, Mixture):
+            return
+        if module.stacked is None and part == "decoder":
+            module.slot, part = ExpertSlot(self.active["experts"], self._calls), "experts"
+            self._add_layers(f"{path}.experts", module.experts, part)
+        self._add_layers(f"{path}.gate", module.gate, part)
 
     def _add(self, layer: AdaptedLayer, part: ModelPart) -> int:
         """Give a layer its slot, and return its number."""
@@ -152,6 +159,8 @@ class AdaptedLayers:
         """
         if pair.weight not in self._shards and self._base().is_unused(pair.weight):
             return []
+        if pair.down.ndim == 3:
+            return self._split_experts(pair)
         whole = pair.up if pair.magnitude is None else torch.cat((pair.up, pair.magnitude[:, None].to(pair.up.dtype)), 1)
         parts = list(self._parts(pair.module, pair.weight, whole, pair.down.shape[1]))
         shard_pairs = []
@@ -165,6 +174,47 @@ class AdaptedLayers:
                     f"do not fit the base model's {name}; give an adapter of this model"
                 )
             shard_pairs.append(ShardPair(pair.module, name, number, outputs, pair.down, up, pair.scale, magnitude))
+        return shard_pairs
+
+    def _split_experts(self, pair: LowRankPair) -> list[ShardPair]:
+        """Return the pairs of the experts' shards, from matrices of all experts. See `split`."""
+        # If a parameter is [experts, in, out] and its class in transformers does not say so, A of peft belongs to the outputs.
+        for down, up in (pair.down, pair.up), (pair.up.mT, pair.down.mT):
+            if shard_pairs := self._pairs_of_experts(pair, down, up):
+                return shard_pairs
+        raise CheckpointError(
+            f"the adapter's matrices of {pair.module} are {list(pair.down.shape)} and {list(pair.up.shape)}, which do not fit "
+            "the base model's experts; give an adapter of this model"
+        )
+
+    def _pairs_of_experts(self, pair: LowRankPair, down: Tensor, up: Tensor) -> list[ShardPair]:
+        """Return the pairs of all experts' shards; none if the shapes of `down` and `up` do not fit the experts."""
+        outputs, rank = up.shape[1:]
+        # Without the column, a square matrix could be taken for that of a weight [in, out].
+        whole = torch.cat((up, up[..., :1]), -1) if outputs == rank else up
+        try:
+            parts = list(self._converted(pair.weight, whole))
+        except (IndexError, ValueError, RuntimeError):
+            return []
+        by_expert = dict[int, list[tuple[str, Tensor]]]()
+        for name, part in parts:
+            match = _EXPERT.search(name)
+            if match is None or name not in self._shards:
+                raise CheckpointError(f"the adapter changes {pair.module} {ONLY_LAYERS}")
+            by_expert.setdefault(int(match[1]), []).append((name, part[:, :rank]))
+        experts = next(number for number in count() if _of_expert(parts[0][0], number) not in self._shards)
+        if {len(down), len(up)} - {1, experts}:
+            return []
+        shard_pairs, downs = list[ShardPair](), down.unbind(0)
+        for number in range(experts):
+            own_down = downs[number if len(downs) > 1 else 0]
+            for first_name, own_up in by_expert[number if len(up) > 1 else 0]:
+                name = _of_expert(first_name, number)
+                layer, outputs_of_shard = self._shards[name]
+                inner = layer_shape(self._layers[layer])[1]
+                if tuple(own_down.shape) != (rank, inner) or tuple(own_up.shape) != (self._stored_rows(name), rank):
+                    return []
+                shard_pairs.append(ShardPair(pair.module, name, layer, outputs_of_shard, own_down, own_up, pair.scale))
         return shard_pairs
 
     def split_replaced(self, weight: ReplacedWeight) -> list[ReplacedTensor]:
@@ -263,6 +313,9 @@ class AdaptedLayers:
 
     def _converted(self, stored: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
         model = self._base()
+        if stored in self._converters and stored not in self._weights:  # a canonical name
+            yield from self._converters[stored](weight)
+            return
         for name, tensor in model.convert_weights([(stored, weight)]):
             canonical = rename(name, model.prefixes)
             yield from self._converters[canonical](tensor) if canonical in self._converters else [(canonical, tensor)]
@@ -354,6 +407,11 @@ def change_digest(change: ShardPair | ReplacedTensor) -> str:
 def content_digest(changes: Iterable[str]) -> str:
     """Return the identity of an adapter, or of a part of it, from the digests of its changes in any order."""
     return digest("sensorium.lora", sorted(changes))
+
+
+def _of_expert(name: str, number: int) -> str:
+    """Return the name of the same layer of another expert."""
+    return _EXPERT.sub(f".experts.{number}.", name)
 
 
 def _shard_rows(layer: AdaptedLayer) -> Sequence[int]:

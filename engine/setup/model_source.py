@@ -28,6 +28,7 @@ from ...models.decoder_model import TEXT_PREFIXES, DecoderModel, decoder_on_meta
 from ...models.fallback.fallback import Fallback
 from ...models.interface import CacheSpec, Model, SupportsAdapters, SupportsLargeViews, SupportsStreams
 from ...models.layers.linear import Linear, LmHead, deferred_weights
+from ...models.layers.moe import Mixture
 from ...models.layers.ranks import Ranks, building_for
 from ...models.packed_cache import restore_packed, save_packed
 from ...models.quantization import parse_quantization
@@ -331,7 +332,9 @@ def read_merged_adapter(
         return None
     prefixes, dtype = getattr(model, "prefixes", TEXT_PREFIXES), model.cache_specs[0].dtype
     tensors = tensors_of_task(read(folder / ADAPTER_WEIGHTS), getattr(model, "task", None))
-    return MergedAdapter(read_json(folder / ADAPTER), tensors, prefixes, dtype)
+    mixtures = [module for module in cast(nn.Module, model).modules() if isinstance(module, Mixture)]
+    transposed = any(mixture.transposed for mixture in mixtures)
+    return MergedAdapter(read_json(folder / ADAPTER), tensors, prefixes, dtype, transposed)
 
 
 def _has_tied_head(model: Model) -> bool:

@@ -229,7 +229,7 @@ FAMILIES = [
         variants={"windows": {"kind": "qwen2_moe", **WINDOWS}, "biases": {"kind": "ernie4_5_moe", **BIASES}},
     ),
     row("lfm2", "lfm2_moe", variants={"experts without correction": {"kind": "lfm2_moe", "use_expert_bias": False}}),
-    row("llama4_text"),
+    row("llama4_text", variants={"wide experts": {"intermediate_size": 48}}),
     row("granitemoehybrid", variants={"gelu": GELU}),
     row("bamba", run=run_whole, variants={"gelu": GELU}),
     row("falcon_h1", variants={"biases": BIASES, "gelu": GELU}),

@@ -14,6 +14,8 @@ from parity import ROWS, LoadedModels, make_llm
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.in_process
 
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+RANKS = {"experts.gate_up_proj": 6}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "decoder and tower": ("qwen2_vl", "i", {"target_modules": r".*(q_proj|down_proj|visual\..*qkv)", "use_rslora": True}),
     "dora": ("qwen2_vl", "i", {"target_modules": r".*language_model.*(v_proj|up_proj)", "use_dora": True}),
@@ -22,14 +24,23 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "llava", "i", {"target_modules": r".*language_model.*v_proj", "modules_to_save": ["multi_modal_projector", "lm_head"]},
     ),
     "whisper": ("whisper", "a", {"target_modules": ["q_proj", "v_proj", "fc1"]}),
+    "experts": ("text-qwen3_moe", "", {"target_modules": ["v_proj"], "target_parameters": EXPERTS, "rank_pattern": RANKS}),
+    "experts of one parameter": ("text-qwen3_moe", "", {"target_modules": [], "target_parameters": ["experts.down_proj"]}),
+    "router": ("text-qwen3_moe", "", {"target_modules": [], "target_parameters": ["mlp.gate.weight", *EXPERTS]}),
+    "transposed experts": ("text-llama4_text wide experts", "", {"target_modules": [], "target_parameters": EXPERTS}),
+    "experts known to be transposed": ("aria", "i", {"target_modules": [], "target_parameters": EXPERTS}),
+    "experts beside an MLP": ("text-gemma4_text experts", "", {"target_modules": [], "target_parameters": EXPERTS}),
+    "vision-language experts": ("qwen3_vl_moe", "i", {"target_modules": [], "target_parameters": EXPERTS}),
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers.")
+@pytest.mark.filterwarnings("ignore:The following rank_pattern keys did not match")  # peft looks for modules only
 @pytest.mark.parametrize("case", CASES)
 def test_answers_are_those_of_peft(tmp_path: Path, case: str) -> None:
     name, items, settings = CASES[case]
-    row, base = ROWS[name], LoadedModels(tmp_path).folder(name)
+    name, _, variant = name.partition(" ")
+    row, base = ROWS[name], LoadedModels(tmp_path).folder(name, variant=variant)
     model, processor = row.load(base)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, **settings))
     gen = torch.Generator().manual_seed(0)
@@ -43,3 +54,6 @@ def test_answers_are_those_of_peft(tmp_path: Path, case: str) -> None:
         compare(llm, row, oracle, processor, ask(row, items, 0), adapter="mine")
         with adapted.disable_adapter():
             compare(llm, row, oracle, processor, ask(row, items, 0))
+    if "target_parameters" in settings:
+        with make_llm(row, base, adapter=str(tmp_path / "adapter")) as merged:
+            compare(merged, row, oracle, processor, ask(row, items, 0))
