@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...callers.errors import InputError
 from .image import decode_image
 from .markup import TextPart, is_epub, is_html, text_parts
 from .page_rules import Affine, Rule, page_rules
 from .pdf import decode_page, holds_pictures, is_pdf, opened_page, render
-from .plain_text import decode_text, is_text, text_kind, text_pages
+from .plain_text import GUESSED, TextKind, page_text
 from .policy import MediaPolicy
 
 Box = tuple[float, float, float, float]
@@ -117,13 +116,11 @@ class PageChar(NamedTuple):
 def page_facts(data: bytes, numbers: list[int], policy: MediaPolicy) -> list[PageFacts]:
     """Return the facts of pages of a PDF, a TIFF or an animation, or of the only page, 1, of another picture or of HTML.
 
-    The pages of a book are its chapters; see `plain_text.text_pages` for those of a text file.
+    The pages of a book are its chapters. `text_facts` does this for text files.
 
     Raises:
         InputError: as `pdf.decode_page`, for the first page that cannot be opened.
     """
-    if is_text(data) and not is_html(data):
-        return _text_facts(data, numbers)
     return [_facts(data, number, policy) for number in numbers]
 
 
@@ -172,15 +169,14 @@ def _markup_facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
     return PageFacts(0.0, 0.0, num_chars, num_cut=max(count - sum(len(part.text) for part in parts), 0), parts=tuple(parts))
 
 
-def _text_facts(data: bytes, numbers: list[int]) -> list[PageFacts]:
-    text, is_guess = decode_text(data)
-    pages, kind = text_pages(text), text_kind(text)
-    if (last := max(numbers)) > len(pages):
-        raise InputError(f"the text has {len(pages):,} pages, so it has no page {last}; pages count from 1")
-    counts = (sum(not char.isspace() for char in pages[number - 1]) for number in numbers)
+def text_facts(data: bytes, sizes: list[int], kind: TextKind, encoding: str, policy: MediaPolicy) -> list[PageFacts]:
+    """Return the facts of pages of a text file. `data`: their bytes, one after the other. `sizes`: how many each has."""
+    ends = list(accumulate(sizes))
+    texts = [page_text(data[end - size : end], encoding) for size, end in zip(sizes, ends, strict=True)]
+    counts = [sum(not char.isspace() for char in text) for text in texts]
     return [
-        PageFacts(0.0, 0.0, count, parts=(TextPart(kind, pages[number - 1]),) if count else (), guessed_encoding=is_guess)
-        for number, count in zip(numbers, counts, strict=True)
+        PageFacts(0.0, 0.0, count, parts=(TextPart(kind, text),) if count else (), guessed_encoding=encoding == GUESSED)
+        for text, count in zip(texts, counts, strict=True)
     ]
 
 

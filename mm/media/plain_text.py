@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from ...callers.errors import InputError
@@ -14,6 +15,8 @@ from .policy import MediaPolicy
 TextKind = Literal["markdown", "plain"]
 MAX_PAGE = 1 << 16
 """Characters of one page. A longer text goes on on the next page, from an empty line on if there is one."""
+GUESSED = "windows-1252"
+"""The encoding of text that is not Unicode, by a guess."""
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
@@ -39,6 +42,7 @@ _MARKS = re.compile(
 )
 """Marks of Markdown: headings, code fences, tables, links, strong text."""
 _FENCE = re.compile(r"\s{0,3}(?:`{3,}|~{3,})")
+_LINE = re.compile(rf"([^\r\n]{{0,{MAX_PAGE}}})(?:\r\n|\r|\n)?")
 
 
 def is_text(data: bytes) -> bool:
@@ -51,18 +55,18 @@ def is_text(data: bytes) -> bool:
     return _CONTROLS.search(data.decode(encoding, "replace")) is None
 
 
-def decode_text(data: bytes) -> tuple[str, bool]:
-    """Return the text of a file, with line feeds as line ends, and whether its encoding is a guess.
+def decode_text(data: bytes) -> tuple[str, str]:
+    """Return the text of a file and its encoding, as a codec of Python that keeps a byte order mark.
 
     It may be UTF-8, UTF-16 or UTF-32, with or without a byte order mark (UTF-32: with one). If it is none of these, it is
-    taken for Windows-1252, if its letters are those of Western European languages.
+    taken for `GUESSED`, if its letters are those of Western European languages.
 
     Raises:
         InputError: it is none of these.
     """
     encoding = _unicode(data)
     try:
-        text = data.decode(encoding or "windows-1252")
+        text = data.decode(encoding or GUESSED)
     except UnicodeDecodeError as error:
         if encoding is not None:
             reason = f"the text is broken: byte {error.start:,} is not {encoding.upper()}; save it again"
@@ -70,7 +74,7 @@ def decode_text(data: bytes) -> tuple[str, bool]:
         raise _unknown() from None
     if encoding is None and _FOREIGN.search(text):
         raise _unknown()
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"), encoding is None
+    return text, encoding or GUESSED
 
 
 def _unknown() -> InputError:
@@ -99,34 +103,24 @@ def text_kind(text: str) -> TextKind:
     return "markdown" if _MARKS.search(text) else "plain"
 
 
-def text_pages(text: str) -> list[str]:
-    """Return the pages of a text: it is divided at form feeds, and where a page would have more than `MAX_PAGE` characters."""
-    return [page for part in text.split("\f") for page in _pages(part)]
+@dataclass(frozen=True)
+class TextPages:
+    """The pages of a text file.
+
+    Args:
+        encoding: a codec of Python; `GUESSED` if it is a guess.
+        spans: first byte of each page and the one after its last, of as many pages as are allowed.
+        count: of all pages.
+    """
+
+    kind: TextKind
+    encoding: str
+    spans: tuple[tuple[int, int], ...]
+    count: int
 
 
-def _pages(text: str) -> Iterator[str]:
-    page, size, best, is_code = list[str](), 0, 0, False  # `best`: lines of the page before its last empty line
-    for line in _lines(text):
-        if size + len(line) > MAX_PAGE and page:
-            first = page[: best or len(page)]
-            yield "\n".join(first)
-            page = page[len(first) :]
-            size, best = sum(map(len, page)) + len(page), 0
-        is_code ^= _FENCE.match(line) is not None
-        page.append(line)
-        size += len(line) + 1
-        best = len(page) if not line.strip() and not is_code else best
-    yield "\n".join(page)
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text, those that fill more than a page in parts."""
-    for line in text.split("\n"):
-        yield from (line[at : at + MAX_PAGE] for at in range(0, max(len(line), 1), MAX_PAGE))
-
-
-def count_text_pages(data: bytes, policy: MediaPolicy) -> int:
-    """Return the number of pages of a text file.
+def find_text_pages(data: bytes, policy: MediaPolicy) -> TextPages:
+    """Return the pages of a text file, which is decoded once for all of them.
 
     Raises:
         InputError: as `decode_text`, or the file is larger than `max_decoded_bytes`.
@@ -134,4 +128,45 @@ def count_text_pages(data: bytes, policy: MediaPolicy) -> int:
     if len(data) > (limit := policy.max_decoded_bytes):
         reason = f"the text has {len(data):,} bytes, the limit is {limit:,}; split it"
         raise InputError(reason, code="over_limit", param="max_decoded_bytes", limit=limit, value=len(data))
-    return len(text_pages(decode_text(data)[0]))
+    text, encoding = decode_text(data)
+    spans, at, byte, count = list[tuple[int, int]](), 0, 0, 0  # `byte`: where the character `at` begins
+    for start, end in page_spans(text):
+        count += 1
+        if count <= policy.max_pdf_pages:
+            first = byte + len(text[at:start].encode(encoding))
+            at, byte = end, first + len(text[start:end].encode(encoding))
+            spans.append((first, byte))
+    return TextPages(text_kind(text.removeprefix("\ufeff")), encoding, tuple(spans), count)
+
+
+def page_text(data: bytes, encoding: str) -> str:
+    """Return the text of a page's bytes, with line feeds as line ends."""
+    return data.decode(encoding).removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def page_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where pages begin and end: at form feeds, and where a page would have more than `MAX_PAGE` characters.
+
+    Such a page ends after its last empty line that is outside of code, if there is one, else before its last line.
+    """
+    at = 0
+    while at <= len(text):
+        feed = text.find("\f", at)
+        end = feed if feed >= 0 else len(text)
+        yield from _spans(text, at, end)
+        at = end + 1
+
+
+def _spans(text: str, at: int, stop: int) -> Iterator[tuple[int, int]]:
+    start, best, is_code = at, at, False  # `best`: where a page may end
+    while at < stop:
+        match = _LINE.match(text, at, stop)
+        assert match is not None  # any text begins with a line
+        while match.end(1) - start > MAX_PAGE:
+            end = best if best > start else at
+            yield start, end
+            start = end
+        is_code ^= _FENCE.match(match[1]) is not None
+        at = match.end()
+        best = at if not match[1].strip() and not is_code else best
+    yield start, stop

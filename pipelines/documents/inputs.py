@@ -14,9 +14,9 @@ from ...callers.errors import BusyError, ErrorInfo, InputError, short_repr, type
 from ...mm.media.image import probe_image
 from ...mm.media.isolate import run_isolated
 from ...mm.media.markup import count_chapters, is_epub, is_html
-from ...mm.media.page_facts import PageFacts, page_facts
+from ...mm.media.page_facts import PageFacts, page_facts, text_facts
 from ...mm.media.pdf import POINTS, errors_of_media, holds_pictures, is_pdf, open_pdf
-from ...mm.media.plain_text import count_text_pages, is_text
+from ...mm.media.plain_text import TextPages, find_text_pages, is_text
 from ...mm.media.policy import MediaPolicy
 from ...mm.media.source import read
 from ...mm.tenants import tenant_of
@@ -48,6 +48,7 @@ class OpenedDocument:
         key: hash of its bytes, of the options and of the reader: the records of its pages have this key.
         ranges: the pages that are read; () if it cannot be opened.
         error: why it cannot be opened.
+        text: where the pages of a text file are; None for other files.
     """
 
     source: str
@@ -56,6 +57,7 @@ class OpenedDocument:
     ranges: Ranges = ()
     error: ErrorInfo | None = None
     data: bytes = field(default=b"", repr=False)
+    text: TextPages | None = field(default=None, repr=False)
 
     @property
     def num_pages(self) -> int:
@@ -64,10 +66,10 @@ class OpenedDocument:
 
     def closed(self) -> OpenedDocument:
         """Return it without its bytes."""
-        return replace(self, data=b"")
+        return replace(self, data=b"", text=None)
 
     def failed(self, error: ErrorInfo) -> OpenedDocument:
-        return replace(self, ranges=(), error=error, data=b"")
+        return replace(self.closed(), ranges=(), error=error)
 
 
 def documents_of(items: Iterable[object]) -> list[NamedItem]:
@@ -83,14 +85,16 @@ def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, pol
             raise item.item
         original = read_bytes(item.item, policy)
         data = pages_of_file(original, policy, options.convert_office)
-        count = _count_pages(data, policy, tenant_of(options.cache_salt), _names_other_kind(item.source))
+        tenant = tenant_of(options.cache_salt)
+        text = None if not _is_text_file(data) or _names_other_kind(item.source) else _text_pages(data, policy, tenant)
+        count = _count_pages(data, policy, tenant) if text is None else text.count
         ranges = pages_within(parse_pages(options.pages), count)
         if not ranges:
             reason = f"it has {count:,} pages, and <<pages=>>{short_repr(options.pages)} names none of them; give other pages"
             raise InputError(reason, param="pages", code="over_limit", limit=count)
     except InputError as error:
         return document.failed(error.info)
-    return replace(document, key=_key(original, options, reader, policy), ranges=ranges, data=data)
+    return replace(document, key=_key(original, options, reader, policy), ranges=ranges, data=data, text=text)
 
 
 def pages_of_file(data: bytes, policy: MediaPolicy, convert_office: bool = True) -> bytes:
@@ -116,14 +120,21 @@ def _names_other_kind(source: str) -> bool:
     return suffix not in _OF_TEXT and suffix in (*SUFFIXES, *MEDIA_SUFFIXES["image"])
 
 
-def _count_pages(data: bytes, policy: MediaPolicy, tenant: str | None, is_no_text: bool) -> int:
+def _is_text_file(data: bytes) -> bool:
+    return not (is_epub(data) or is_html(data)) and is_text(data)
+
+
+def _text_pages(data: bytes, policy: MediaPolicy, tenant: str | None) -> TextPages:
+    text = run_isolated(find_text_pages, data, policy, tenant=tenant)
+    _within_limit(text.count, policy)
+    return text
+
+
+def _count_pages(data: bytes, policy: MediaPolicy, tenant: str | None) -> int:
     if is_epub(data):
         return run_isolated(count_chapters, data, policy, tenant=tenant)
     if is_html(data):
         return 1
-    if is_text(data) and not is_no_text:
-        count = run_isolated(count_text_pages, data, policy, tenant=tenant)
-        return _within_limit(count, policy)
     if not is_pdf(data) and not holds_pictures(data):
         with errors_of_media():  # a file of another kind is no document
             patiently(lambda: run_isolated(probe_image, data, policy, tenant=tenant))
@@ -168,11 +179,11 @@ def scale_of(data: bytes, policy: MediaPolicy) -> float:
 
 
 def facts_of(
-    data: bytes, numbers: list[int], policy: MediaPolicy, tenant: str | None = None
+    document: OpenedDocument, numbers: list[int], policy: MediaPolicy, tenant: str | None = None
 ) -> Iterator[tuple[int, PageFacts | ErrorInfo]]:
     """Yield what pages hold, or why they cannot be opened. They are inspected together, or alone if one of them fails."""
     try:
-        facts = patiently(lambda: run_isolated(page_facts, data, numbers, policy, tenant=tenant))
+        facts = patiently(lambda: _inspected(document, numbers, policy, tenant))
         yield from zip(numbers, facts, strict=True)
         return
     except Exception as error:
@@ -180,7 +191,16 @@ def facts_of(
             yield numbers[0], info_of(error)
             return
     for number in numbers:
-        yield from facts_of(data, [number], policy, tenant)
+        yield from facts_of(document, [number], policy, tenant)
+
+
+def _inspected(document: OpenedDocument, numbers: list[int], policy: MediaPolicy, tenant: str | None) -> list[PageFacts]:
+    """Return what pages hold. A worker gets the bytes of these pages only, if they are text."""
+    if (text := document.text) is None:
+        return run_isolated(page_facts, document.data, numbers, policy, tenant=tenant)
+    pages = [document.data[slice(*text.spans[number - 1])] for number in numbers]
+    sizes = [len(page) for page in pages]
+    return run_isolated(text_facts, b"".join(pages), sizes, text.kind, text.encoding, policy, tenant=tenant)
 
 
 def patiently(function: Callable[[], T]) -> T:

@@ -38,6 +38,7 @@ _TAGS: dict[str, Kind] = {
     "img": "picture", "figcaption": "caption", "signature": "paragraph",
 }  # fmt: skip
 _TAGGED = re.compile(rf"\s*<({'|'.join(_TAGS)})>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+_TAG = re.compile(rf"\s*<(?:{'|'.join(_TAGS)})>", re.IGNORECASE)
 _TABLE, _TABLE_END = re.compile(r"<table\b", re.IGNORECASE), re.compile(r"</table\s*>", re.IGNORECASE)
 _CAPTION = re.compile(r"\s*\\caption\*?(?:\s*\[[^\[\]]*\])?\s*(?=\{)")
 _LAYOUT = re.compile(
@@ -50,6 +51,8 @@ _LAYOUT = re.compile(
 """LaTeX commands around a table that are not part of its text."""
 _MAX_UNCLOSED = 16  # LaTeX tables without an end, after which no more are looked for
 _CAPTION_LINES = 64
+_LONG_REST = 2048  # characters
+_CUT = re.compile(r"[ \t]|(?=\$\$|\\|<)")  # where a long rest of a line may be divided; a line end takes the place of a space
 _WRAPPED = ("", "markdown", "md", "html")  # languages of a code fence around a whole answer
 _KEY = re.compile(r"[\w-]+\s*:(?:\s|$)")
 _TITLE = re.compile(r"title\s*:\s*(\S.*)$", re.IGNORECASE)
@@ -245,10 +248,18 @@ class _Splitter:
         return None
 
     def _read_on(self, at: int, rest: str) -> int:
-        """Return the index of the next line: this one with the rest of its text, if there is any."""
+        """Return the index of the next line: this one with the rest of its text, if there is any.
+
+        A long rest becomes several lines: what stands in it would otherwise be looked at again after each of its elements.
+        """
         if not rest.strip():
             return at + 1
-        self.lines[at] = rest
+        pieces = list(_pieces(rest))
+        self.lines[at : at + 1] = pieces
+        self.table_end, self.tables_from, self.latex_tables_from = (
+            index + len(pieces) - 1 if index > at else index
+            for index in (self.table_end, self.tables_from, self.latex_tables_from)
+        )
         return at
 
     def _html_table(self, at: int) -> int | None:
@@ -354,6 +365,8 @@ class _Splitter:
 
     def _tagged(self, at: int) -> int | None:
         """Read tags that models were trained to write, such as `<page_number>`, on a line of their own."""
+        if not _TAG.match(self.lines[at]):
+            return None
         text = "\n".join(self.lines[at : at + 64])
         tagged = _TAGGED.match(text)
         if tagged is None:
@@ -361,6 +374,15 @@ class _Splitter:
         self._add(_TAGS[tagged[1].lower()], " ".join(tagged[2].split()))
         end = text[: tagged.end()].count("\n") + at
         return self._read_on(end, text[tagged.end() :].partition("\n")[0])
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces of about `_LONG_REST` characters."""
+    start = 0
+    while (cut := _CUT.search(text, start + _LONG_REST)) and cut.end() < len(text):
+        yield text[start : cut.start()]
+        start = cut.end()
+    yield text[start:]
 
 
 def _title(text: str) -> str:

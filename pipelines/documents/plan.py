@@ -38,7 +38,7 @@ def plan_pages(
             yield PagePlan(item.source, error=document.error)
         numbers = [number for first, last in document.ranges for number in range(first, last + 1)]
         for start in range(0, len(numbers), _CHUNK):
-            for number, facts in facts_of(document.data, numbers[start : start + _CHUNK], policy):
+            for number, facts in facts_of(document, numbers[start : start + _CHUNK], policy):
                 source = f"{item.source}#page={number}"
                 if isinstance(facts, ErrorInfo):
                     yield PagePlan(source, error=facts)

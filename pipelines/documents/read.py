@@ -138,7 +138,7 @@ class DocumentReader:
         waiting, scale = list[PageTask](), scale_of(document.data, self.policy)
         with self._clock.measuring(INSPECTED, len(numbers)):
             tenant = tenant_of(self.options.cache_salt)
-            inspected = self.stop.run(lambda: list(facts_of(document.data, numbers, self.policy, tenant)))
+            inspected = self.stop.run(lambda: list(facts_of(document, numbers, self.policy, tenant)))
         for number, facts in inspected:
             self.stop.check()
             if isinstance(facts, ErrorInfo):

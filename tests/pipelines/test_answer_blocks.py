@@ -389,6 +389,43 @@ def test_hostile_answers_end(text: str, kinds: list[str]) -> None:
     assert [block.kind for block in blocks(text)] == kinds
 
 
+@pytest.mark.parametrize(
+    "element",
+    [
+        "$$a$$",
+        r"\[a\]",
+        r"\begin{equation}a\end{equation}",
+        r"\begin{tabular}{c}a\end{tabular}",
+        "<table><tr><td>a</td></tr></table>",
+        "<page_number>1</page_number>",
+        r"\caption{a}",
+        r"\centering ",
+    ],
+)
+def test_work_grows_with_the_length_of_a_line(element: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, work = markdown._Splitter._next, list[int]()
+
+    def counted(splitter: markdown._Splitter, at: int) -> int:
+        work.append(len(splitter.lines[at]))
+        return whole(splitter, at)
+
+    monkeypatch.setattr(markdown._Splitter, "_next", counted)
+    kinds, sizes = list[list[str]](), list[int]()
+    for count in (2_000, 8_000):
+        kinds.append([block.kind for block in blocks(element * count)])
+        sizes.append(sum(work))
+        work.clear()
+    assert len(kinds[1]) == 4 * len(kinds[0])
+    assert sizes[1] < 5 * sizes[0]
+
+
+def test_a_long_rest_of_a_line_loses_nothing() -> None:
+    words = [f"word{number}" for number in range(2_000)]
+    formula, paragraph, table, end = blocks(f"$$a$$ {' '.join(words)} <table><tr><td>{'b ' * 3_000}</td></tr></table> end")
+    assert (formula.text, paragraph.text.split(), end.text) == ("a", words, "end")
+    assert [cell.text.split() for cell in table.cells] == [["b"] * 3_000]
+
+
 def test_objects_of_brackets_end() -> None:
     text = '{"bbox_2d": [1, 2, 3, 4], "text": "a"}'
     assert [block.kind for block in blocks(text + "[" * 500_000 + "x", "resized_json")] == ["paragraph"] * 2

@@ -38,7 +38,7 @@ from sensorium.pipelines.documents.lines_reader import LinesReader
 from sensorium.pipelines.documents.manifest import Manifest
 from sensorium.pipelines.documents.options import OutputOptions, ReadOptions, pages_within, parse_pages
 from sensorium.pipelines.documents.projections import Projected, project
-from sensorium.pipelines.documents.read import TRANSIENT, DocumentReader
+from sensorium.pipelines.documents.read import TRANSIENT, DocumentReader, load
 from sensorium.pipelines.documents.readers import ModelReader, NoReader
 from sensorium.pipelines.documents.stop import ReadingStopped
 from sensorium.pipelines.documents.text_blocks import blocks_of, join_lines, reading_order
@@ -677,3 +677,20 @@ def test_options_of_other_types_are_refused(kind: type, options: dict[str, objec
     with pytest.raises(InputError) as caught:
         kind(**options)
     assert caught.value.info.param == next(iter(options))
+
+
+def test_a_text_file_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, calls = tmp_path / "long.txt", list[tuple[str, int]]()
+    path.write_text("\f".join(f"page {number}" for number in range(100)))
+
+    def run_isolated(function: Callable[..., object], data: bytes, *args: object, tenant: str | None = None) -> object:
+        calls.append((function.__name__, len(data)))
+        return function(data, *args)
+
+    monkeypatch.setattr(inputs, "run_isolated", run_isolated)
+    with Manifest(None) as records:
+        reading = DocumentReader(documents_of([str(path)]), NoReader(), ReadOptions(jobs=1), MediaPolicy(), records)
+        (document,) = [load(opened, records) for _, opened in reading.documents()]
+    assert [page.text for page in document.pages] == [f"page {number}" for number in range(100)]
+    pages, facts = ([size for name, size in calls if name == kind] for kind in ("find_text_pages", "text_facts"))
+    assert (pages, sum(facts), len(facts)) == ([path.stat().st_size], path.stat().st_size - 99, 7)

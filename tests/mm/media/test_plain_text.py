@@ -8,24 +8,39 @@ from hypothesis import strategies as st
 from sensorium.callers.errors import InputError
 from sensorium.mm.media.isolate import run_isolated
 from sensorium.mm.media.markup import TextPart
-from sensorium.mm.media.page_facts import page_facts
-from sensorium.mm.media.plain_text import MAX_PAGE, count_text_pages, decode_text, is_text, text_kind, text_pages
+from sensorium.mm.media.page_facts import text_facts
+from sensorium.mm.media.plain_text import (
+    GUESSED,
+    MAX_PAGE,
+    TextPages,
+    decode_text,
+    find_text_pages,
+    is_text,
+    page_spans,
+    page_text,
+    text_kind,
+)
 from sensorium.mm.media.policy import MediaPolicy
 
 POLICY = MediaPolicy()
 GERMAN = "Größe der Tür: 25 m², „Zitat“ – 5 €"
 
 
+def text_pages(data: bytes) -> list[str]:
+    pages = find_text_pages(data, POLICY)
+    return [page_text(data[start:end], pages.encoding) for start, end in pages.spans]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_encodings_of_unicode_are_found(encoding: str) -> None:
     data = f"{GERMAN}\r\nzwei\rdrei".encode(encoding)
     assert is_text(data)
-    assert decode_text(data) == (f"{GERMAN}\nzwei\ndrei", False)
+    assert text_pages(data) == [f"{GERMAN}\nzwei\ndrei"]
 
 
 def test_windows_1252_is_a_guess_that_other_encodings_are_not_taken_for() -> None:
-    assert decode_text(GERMAN.encode("windows-1252")) == (GERMAN, True)
-    assert decode_text("Où êtes-vous, señor Ångström ?".encode("latin-1"))[1]
+    assert decode_text(GERMAN.encode("windows-1252")) == (GERMAN, GUESSED)
+    assert decode_text("Où êtes-vous, señor Ångström ?".encode("latin-1"))[1] == GUESSED
     others = {
         "windows-1251": "Привет, мир",
         "koi8-r": "Привет, мир и люди",
@@ -85,34 +100,52 @@ def test_marks_of_markdown(text: str, kind: str) -> None:
 
 
 def test_pages_end_at_form_feeds_and_at_the_last_empty_line_before_the_limit() -> None:
-    assert text_pages("a\n\fb\n\fc") == ["a\n", "b\n", "c"]
+    assert text_pages(b"a\n\fb\n\fc") == ["a\n", "b\n", "c"]
     paragraph = "word " * 2000 + "\n\n"
-    pages = text_pages(paragraph * 16)
-    assert "\n".join(pages) == paragraph * 16
+    pages = text_pages(paragraph.encode() * 16)
+    assert "".join(pages) == paragraph * 16
     assert len(pages) == 3
     assert all(len(page) <= MAX_PAGE and page.startswith("word") for page in pages)
     code = "```\n" + "x\n\n" * (MAX_PAGE // 4) + "```\n\n"
-    assert [page.count("```") for page in text_pages("a paragraph\n\n" * 2000 + code)] == [0, 2]
+    assert [page.count("```") for page in text_pages(("a paragraph\n\n" * 2000 + code).encode())] == [0, 2]
 
 
-@given(st.text("ab \n\f`", max_size=400))
-def test_no_character_is_lost_between_pages(text: str) -> None:
-    assert "".join("\n".join(text_pages(text)).split()) == "".join(text.split())
+@given(st.text("ab \n\r\f`é€", max_size=400), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "windows-1252"]))
+def test_pages_are_all_of_the_file(text: str, encoding: str) -> None:
+    data = text.encode(encoding)
+    assert "".join(text[start:end] for start, end in page_spans(text)) == text.replace("\f", "")
+    decoded, found = decode_text(data)
+    spans = find_text_pages(data, POLICY).spans
+    pages = [page_text(data[start:end], found) for start, end in spans]
+    expected = decoded.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    assert "\f".join(pages) == expected
+
+
+@given(st.lists(st.integers(0, MAX_PAGE + 9), max_size=6), st.sampled_from(["\n", "\r\n", "\n\n", " ", "\n```\n"]))
+def test_no_page_is_longer_than_the_limit(lengths: list[int], between: str) -> None:
+    text = between.join("x" * length for length in lengths)
+    spans = list(page_spans(text))
+    assert all(end - start <= MAX_PAGE + len(between) for start, end in spans)
+    assert "".join(text[start:end] for start, end in spans) == text
 
 
 def test_a_line_longer_than_a_page_is_divided() -> None:
-    pages = text_pages("x" * (2 * MAX_PAGE + 1))
+    pages = text_pages(b"x" * (2 * MAX_PAGE + 1))
     assert [len(page) for page in pages] == [MAX_PAGE, MAX_PAGE, 1]
 
 
 def test_facts_of_pages() -> None:
     data = "# Größe\n\ftwo\n\f".encode("windows-1252")
-    assert run_isolated(count_text_pages, data, POLICY) == 3
-    first, third = run_isolated(page_facts, data, [1, 3], POLICY)
+    pages = run_isolated(find_text_pages, data, POLICY)
+    assert pages == TextPages("markdown", GUESSED, ((0, 8), (9, 13), (14, 14)), 3)
+    first, third = run_isolated(text_facts, data[:8], [8, 0], pages.kind, pages.encoding, POLICY)
     assert (first.parts, first.num_chars, first.guessed_encoding) == ((TextPart("markdown", "# Größe\n"),), 6, True)
     assert (third.parts, third.num_chars) == ((), 0)
-    with pytest.raises(InputError, match="no page 4"):
-        page_facts(data, [4], POLICY)
     with pytest.raises(InputError) as caught:
-        count_text_pages(b"a" * 65, MediaPolicy(max_decoded_bytes=64))
+        find_text_pages(b"a" * 65, MediaPolicy(max_decoded_bytes=64))
     assert (caught.value.info.code, caught.value.info.param) == ("over_limit", "max_decoded_bytes")
+
+
+def test_few_spans_of_a_text_with_many_pages_are_kept() -> None:
+    pages = find_text_pages(b"\f" * 1000, MediaPolicy(max_pdf_pages=10))
+    assert (len(pages.spans), pages.count) == (10, 1001)
