@@ -44,6 +44,12 @@ class BufferPool:
         weakref.finalize(loan, self._come_back, base).atexit = False
         return torch.from_numpy(loan).view(dtype).view(tuple(shape))
 
+    def clear(self) -> None:
+        """Free the idle buffers. The ones in use are kept or freed when they come back, as usual."""
+        with self._lock:
+            self._idle.clear()
+            self._idle_bytes = 0
+
     def _come_back(self, base: np.ndarray[Any, Any]) -> None:
         with self._lock:
             if self._idle_bytes + base.nbytes <= self._capacity:

@@ -20,6 +20,7 @@ from ...callers.errors import InputError
 from ...checkpoints.heap import trim_heap
 from ...kernels.dispatch import use_backends
 from ...kernels.streams import copy_to_host
+from ...mm.buffers import BUFFERS
 from ...mm.rules import CAUSAL, PromptAttention
 from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
@@ -465,6 +466,7 @@ def _release_free_memory(device: torch.device) -> None:
     """Return unused memory from the allocators to the device and the operating system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    BUFFERS.clear()
     trim_heap()
 
 

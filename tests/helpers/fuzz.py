@@ -31,6 +31,7 @@ from mutants import FILES, RATE, mutated
 from PIL import Image
 from sensorium.callers.errors import InputError
 from sensorium.checkpoints.heap import trim_heap
+from sensorium.mm.buffers import BUFFERS
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
@@ -334,7 +335,8 @@ def main() -> None:
             unlike.append(f"case {case} ({how}): {'other content' if found.get('taken') else 'refused'}")
         if case % 20 == 0:
             gc.collect()
-            trim_heap()  # what the C library keeps between blocks has not leaked
+            BUFFERS.clear()  # neither its idle buffers, one per size, have leaked,
+            trim_heap()  # nor what the C library keeps between blocks
             memory.append(_resident())
     signal.alarm(0)
     print(json.dumps({**tally, "wrong": wrong, "unlike": unlike, "memory": memory, "peak": _peak() - before}))

@@ -129,6 +129,11 @@ def test_idle_buffers_are_capped_and_small_ones_left_to_the_allocator():
     several = [pool.take((3 << 20,), torch.uint8) for _ in range(3)]
     del several
     assert pool._idle_bytes == 3 << 20
+    pool.clear()
+    assert pool._idle_bytes == 0
+    again = pool.take((3 << 20,), torch.uint8)
+    del again
+    assert pool._idle_bytes == 3 << 20, "buffers come back after the pool was cleared"
     assert pool.take((10,), torch.float32).shape == (10,)
     assert pool.take((0, 5), torch.float32).numel() == 0
 
