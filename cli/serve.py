@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
+import os
+import sys
 from typing import Any
 
-from ..callers.errors import ConfigError
+from ..callers.errors import ConfigError, SensoriumError
 from .common import add_engine_arguments, engine_arguments, option_help
+from .output import exit_code
+from .wording import message_of
 
 _SEVERAL = ("api_key", "allowed_origins", "served_model_name")
 """Options whose flag may be given several times."""
@@ -38,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Return 0 after the last response."""
     from ..server.config import ServerConfig, read_config
+    from ..server.logs import json_line
     from ..server.run import serve
 
     if args.model is not None and args.named_model is not None:
@@ -47,5 +53,12 @@ def run(args: argparse.Namespace) -> int:
     named = {
         name: value for name, value in {"model": args.model or args.named_model, **server_options}.items() if value is not None
     }
-    serve(options | named | engine_arguments(args))
+    options = options | named | engine_arguments(args)
+    try:
+        serve(options)
+    except SensoriumError as error:
+        if options.get("log_format", os.environ.get("SENSORIUM_LOG_FORMAT")) != "json":
+            raise
+        print(json_line(message_of(error.info, args), logging.ERROR), file=sys.stderr)
+        return exit_code([error.info])
     return 0

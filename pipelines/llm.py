@@ -26,12 +26,6 @@ from .rank import ScoreOptions, score_tasks
 from .reward import reward_tasks
 from .run import Task, in_thread, run_all, run_all_async, run_async
 from .similarity import Score
-from .speak import Speech, speak_tasks, stream_task
-from .speak_text import SpeakTextOptions, later, stream_tasks, text_tasks
-from .speech.live_input import LiveEvent
-from .speech.live_session import LiveAudio, LiveStream, stream_events
-from .speech.options import FileOptions, LiveOptions
-from .transcribe import Transcript, transcribe_tasks
 from .validation import read_options
 from .with_adapter import one_adapter, take_adapters, with_adapters
 
@@ -50,6 +44,12 @@ if TYPE_CHECKING:
         SpeechTask,
         TranscribeKeywords,
     )
+    from .speak import Speech
+    from .speak_text import SpeakTextOptions
+    from .speech.live_input import LiveEvent
+    from .speech.live_session import LiveAudio
+    from .speech.options import FileOptions
+    from .transcribe import Transcript
 
 _MAX_DOCUMENTS = 4  # calls of `AsyncLLM.read` that run at a time
 
@@ -127,6 +127,8 @@ class LLM(llm.LLM):
         **options: Unpack[TranscribeKeywords],
     ) -> list[Transcript]:
         """Transcribe one audio item or a list of them; see `pipelines.speech.options.FileOptions` for the options."""
+        from .transcribe import transcribe_tasks
+
         adapters = take_adapters(options)
         tasks = transcribe_tasks(self.engine, audio, file_options(language, task, options))
         return run_all(
@@ -157,6 +159,9 @@ class LLM(llm.LLM):
 
         See `pipelines.speak.stream_task` for conversations. A part of a text is a sentence, or several short ones.
         """
+        from .speak import stream_task
+        from .speak_text import stream_tasks
+
         if self.engine.voices is not None:
             return self._stream_text(stream_tasks(self.engine, messages, text_options(sampling_params, options)))
         task, speak = stream_task(self.engine, cast(Messages, messages), sampling_params, exact=exact, **options)
@@ -164,6 +169,8 @@ class LLM(llm.LLM):
         return speak(answer)
 
     def _stream_text(self, tasks: Iterator[Task[Speech]]) -> Iterator[Speech]:
+        from .speak_text import later
+
         seconds = 0.0
         for task in tasks:
             (part,) = run_all(self.engine, [task], False)
@@ -179,6 +186,9 @@ class LLM(llm.LLM):
             rate: hertz of the samples; None: the model's.
             options: see `pipelines.speech.options.LiveOptions`; and `adapter`, as in `generate`.
         """
+        from .speech.live_session import LiveAudio, LiveStream
+        from .speech.options import LiveOptions
+
         adapter = one_adapter(self.engine, **take_adapters(options))
         return LiveAudio(LiveStream(AsyncLLM(self), read_options(LiveOptions, {"rate": rate, **options}), adapter))
 
@@ -275,6 +285,8 @@ class AsyncLLM(async_llm.AsyncLLM):
         **options: Unpack[TranscribeKeywords],
     ) -> list[Transcript]:
         """`LLM.transcribe` as a coroutine. Requests of smaller priorities are served first."""
+        from .transcribe import transcribe_tasks
+
         adapters = take_adapters(options)
         make_tasks = partial(transcribe_tasks, self.engine, audio, file_options(language, task, options))
         tasks = with_adapters(self.engine, await in_thread(self._readers, make_tasks), **adapters)
@@ -290,6 +302,9 @@ class AsyncLLM(async_llm.AsyncLLM):
         Args:
             samples, rate, options: blocks as in `LiveAudio.push`, and the arguments of `LLM.live_audio`.
         """
+        from .speech.live_session import stream_events
+        from .speech.options import LiveOptions
+
         adapter = one_adapter(self.engine, **take_adapters(options))
         return stream_events(self, samples, read_options(LiveOptions, {"rate": rate, **options}), adapter)
 
@@ -311,6 +326,9 @@ class AsyncLLM(async_llm.AsyncLLM):
         **options: Unpack[SpeakKeywords],
     ) -> AsyncGenerator[Speech, None]:
         """`LLM.stream_speak` as an async generator. The talker runs in a thread, and stops when the generator is closed."""
+        from .speak import stream_task
+        from .speak_text import later, stream_tasks
+
         if self.engine.voices is not None:
             make = partial(stream_tasks, self.engine, messages, text_options(sampling_params, options))
             seconds = 0.0
@@ -323,7 +341,7 @@ class AsyncLLM(async_llm.AsyncLLM):
             return
         task, speak = stream_task(self.engine, cast(Messages, messages), sampling_params, exact=exact, **options)
         parts = speak(await run_async(self, task))
-        step = Future[Speech | None]()
+        step: Future[Speech | None] = Future()
         step.set_result(None)
         try:
             while True:
@@ -397,6 +415,9 @@ def speech_tasks(
     engine: Engine, messages: object, sampling_params: SamplingParams | None, **options: Unpack[SpeakKeywords]
 ) -> list[Task[Speech]]:
     """Return the tasks of `speak`: of texts if the model speaks texts, else of conversations."""
+    from .speak import speak_tasks
+    from .speak_text import text_tasks
+
     if engine.voices is not None:
         return text_tasks(engine, messages, text_options(sampling_params, options))
     return speak_tasks(engine, cast(Messages, messages), sampling_params, **options)
@@ -404,6 +425,8 @@ def speech_tasks(
 
 def text_options(sampling_params: SamplingParams | None, options: SpeakKeywords) -> SpeakTextOptions:
     """Return the options of texts. Raise InputError for those of conversations."""
+    from .speak_text import SpeakTextOptions
+
     if sampling_params is not None:
         reason = "this model samples nothing; leave <<param>> out, and give a seed as seed"
         raise InputError(reason, code="unsupported", param="sampling_params")
@@ -411,6 +434,8 @@ def text_options(sampling_params: SamplingParams | None, options: SpeakKeywords)
 
 
 def file_options(language: str | None, task: str | None, options: TranscribeKeywords) -> FileOptions:
+    from .speech.options import FileOptions
+
     return read_options(FileOptions, {"language": language, "task": task, **options}, "audio")
 
 

@@ -138,9 +138,8 @@ class Guard:
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
         is_local = is_loopback(self.config.host) and self.config.uds is None  # a proxy before a Unix socket passes its own name
         if not self._digests and is_local and not is_loopback(_url_part("hostname", f"//{host}")):
-            reason = (
-                f"the header Host names {short_repr(host)}, not this machine; use localhost, or start the server with api_key"
-            )
+            wrong = f"the header Host names {short_repr(host)}, not this machine" if host else "the request has no header Host"
+            reason = f"{wrong}; use localhost, or start the server with api_key"
             raise HttpError(403, reason, "wrong_host")
         writes = scope["type"] == "websocket" or scope["method"] in ("POST", "DELETE")
         page = None if origin is None else _url_part("netloc", origin.decode("latin-1"))

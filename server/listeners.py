@@ -8,7 +8,6 @@ import stat
 from contextlib import suppress
 
 from ..callers.errors import ConfigError
-from ..engine.errors import error_text
 from .config import ServerConfig
 
 
@@ -31,7 +30,7 @@ def _bind_tcp(host: str, port: int, param: str) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        reason = f"{host}, port {port} cannot be used ({error_text(error)}); choose another host or port"
+        reason = f"{host}, port {port} cannot be used ({_reason(error)}); choose another host or port"
         raise ConfigError(reason, param=param) from None
     return listener
 
@@ -77,10 +76,16 @@ def _bind_unix(path: str) -> socket.socket:
         listener.file = path, status.st_dev, status.st_ino
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         listener.close()
-        reason = error_text(error) if not isinstance(error, BlockingIOError) else "another server uses it"
-        reason = f"<<param=>>{path!r} cannot be used ({reason}); choose another path, or stop the server that uses it"
+        reason = f"<<param=>>{path!r} cannot be used ({_reason(error)}); choose another path, or stop the server that uses it"
         raise ConfigError(reason, param="uds") from None
     return listener
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Return the system's words for an error, such as "Permission denied"."""
+    if isinstance(error, BlockingIOError):  # of the lock
+        return "another server uses it"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _is_abandoned(path: str) -> bool:

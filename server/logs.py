@@ -53,9 +53,9 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 
-def json_line(message: str) -> str:
-    """Return a record of the level info as one line of JSON."""
-    return JsonFormatter().format(logging.LogRecord(_PACKAGE, logging.INFO, "", 0, message, None, None))
+def json_line(message: str, level: int = logging.INFO) -> str:
+    """Return a record as one line of JSON."""
+    return JsonFormatter().format(logging.LogRecord(_PACKAGE, level, "", 0, message, None, None))
 
 
 @contextmanager

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .store import Store
 
 _log = logging.getLogger(__name__)
+_OF_SEVERAL = ("max_models_bytes", "model_idle_seconds", "model_wait_seconds", "model_queue")
+"""Options that say how several models share the memory of the machine."""
 _SWITCH_SECONDS = 0.0005
 """How long a thread keeps the interpreter while the event loop waits for it. With Python's 5 ms, /health waits for parsers,
 media workers and the engine's loop in turn."""
@@ -52,7 +54,8 @@ def serve(options: Mapping[str, Any]) -> None:
         from . import app, store  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"the server needs more packages ({error}); pip install 'sensorium[serve]'") from None
-    config, engine_options = split_options({**environment_options(os.environ), **options})
+    options = {**environment_options(os.environ), **options}
+    config, engine_options = split_options(options)
     model = engine_options.pop("model", None)
     if model is not None and config.models is not None:
         raise ConfigError(f"both {short_repr(model)} and <<models>> name models; give one of them", param="model")
@@ -60,6 +63,9 @@ def serve(options: Mapping[str, Any]) -> None:
         raise ConfigError(
             "there is no model to serve; give a folder or a name on the Hub, as in `sensorium serve MODEL`", param="model"
         )
+    for name in _OF_SEVERAL:
+        if config.models is None and options.get(name) is not None:
+            raise ConfigError("<<param>> is for several models; list them as <<models>>, or leave it out", param=name)
     with logging_to_stderr(config):
         _load_and_serve(model, config, engine_options)
 

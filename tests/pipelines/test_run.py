@@ -11,7 +11,6 @@ import pytest
 from sensorium.engine.frontend.request import RequestInput
 from sensorium.engine.frontend.request_handle import RequestHandle
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.pipelines import llm
 from sensorium.pipelines.llm import AsyncLLM
 from sensorium.pipelines.run import Run, answer, as_completed, gather, run_all, run_all_async, run_async
 from waiting import LONG
@@ -440,7 +439,7 @@ def test_requests_of_a_run_without_an_answer():
     assert (run.done, run.result, list(run.waiting)) == (True, "done", [])
 
 
-@pytest.mark.parametrize(("name", "tasks"), [("transcribe", "transcribe_tasks"), ("speak", "speech_tasks")])
+@pytest.mark.parametrize(("name", "tasks"), [("transcribe", "transcribe.transcribe_tasks"), ("speak", "llm.speech_tasks")])
 def test_short_work_does_not_wait_for_the_steps_of_tasks(monkeypatch, name, tasks):
     """Steps such as decoding an upload fill their own threads, not those that an event loop has for short work."""
     gate, begun = threading.Event(), threading.Semaphore(0)
@@ -453,7 +452,7 @@ def test_short_work_does_not_wait_for_the_steps_of_tasks(monkeypatch, name, task
     async def run():
         engine = AsyncLLM.__new__(AsyncLLM)
         engine.engine = SimpleNamespace(config=SimpleNamespace(max_num_seqs=40))
-        monkeypatch.setattr(llm, tasks, lambda *_, **options: [reading] * 40)
+        monkeypatch.setattr(f"sensorium.pipelines.{tasks}", lambda *_, **options: [reading] * 40)
         work = asyncio.ensure_future(getattr(engine, name)(b""))
         try:
             while not begun.acquire(blocking=False):

@@ -352,6 +352,7 @@ def test_names_of_other_machines_are_refused_without_keys(host):
     for method in "GET", "POST":
         response = ask(guarded(), method, "/echo", headers=headers)
         assert (response.status_code, error(response)["code"]) == (403, "wrong_host")
+        assert ("no header Host" in error(response)["message"]) == (host == "")
     assert ask(guarded(), path="/health", headers=headers).status_code == 200
     for options in {"api_key": "one"}, {"host": "0.0.0.0"}:
         assert ask(guarded(**options), path="/echo", headers=headers).status_code == 200

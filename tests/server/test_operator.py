@@ -20,13 +20,14 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from http_server import TINY, image_url
-from sensorium.callers.errors import SensoriumError
+from sensorium.callers.errors import ConfigError, SensoriumError
+from sensorium.cli.main import main
 from sensorium.server.access_log import _printable
 from sensorium.server.config import ServerConfig
 from sensorium.server.drain import Drain, Draining
 from sensorium.server.logs import FIELDS, JsonFormatter, TextFormatter, logging_to_stderr
 from sensorium.server.request_record import RequestRecord, current_record, request_id
-from sensorium.server.run import _run, _stop
+from sensorium.server.run import _run, _stop, serve
 from sensorium.server.state import Server
 from waiting import LONG, wait_until
 from websockets.exceptions import InvalidStatus
@@ -211,6 +212,25 @@ def test_request_ids_of_clients_are_plain():
     assert request_id(b"req-1") == "req-1"
     for bad in (None, b"", b"a b", b"a" * 129, b"\xff", b"a\nb"):
         assert len(request_id(bad)) == 32
+
+
+@pytest.mark.parametrize("how", ["flag", "environment"])
+def test_the_last_line_of_a_log_in_json_is_json(how, monkeypatch, capsys, tmp_path):
+    words = ["serve", str(TINY), "--uds", str(tmp_path / "none" / "x")]
+    if how == "flag":
+        words += ["--log-format", "json"]
+    else:
+        monkeypatch.setenv("SENSORIUM_LOG_FORMAT", "json")
+    assert main(words) == 2
+    entry = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert (entry["level"], "--uds" in entry["message"], "Errno" in entry["message"]) == ("error", True, False)
+
+
+@pytest.mark.parametrize("option", ["max_models_bytes", "model_idle_seconds", "model_wait_seconds", "model_queue"])
+def test_options_of_several_models_are_refused_with_one(option):
+    with pytest.raises(ConfigError) as caught:
+        serve({"model": str(TINY), option: 5})
+    assert caught.value.info.param == option
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])
