@@ -47,6 +47,16 @@ def _native_product(device: torch.device, dtype: torch.dtype, width: int) -> str
     return native.obstacle(device, dtype) or (None if native.products() else "the C++ products need AVX2 or NEON")
 
 
+def _native_float32(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    return native.obstacle(device, dtype) or (None if dtype == torch.float32 else "the C++ kernel takes float32")
+
+
+def _native_filter(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    """Without AVX-512, the kernel has too few registers and is slower than oneDNN."""
+    reason = _native_float32(device, dtype, width) or (None if native.has_avx512() else "the C++ kernel needs AVX-512")
+    return reason or (f"the C++ kernel computes 8 channels at a time, not {width}" if width % 8 else None)
+
+
 def _triton(widest: int = 0) -> Obstacle:
     """Return the obstacles of Triton kernels. `widest`: row or head that the kernel holds in one tile; 0: any."""
 
@@ -144,6 +154,8 @@ BACKENDS = _table(
         "int4_linear": (Backend("native", obstacle=_native_product), Backend("triton", obstacle=_triton()), _TORCH),
         "low_rank": (Backend("native", obstacle=_native), _TORCH),
         "moe": (Backend("triton", "moe.triton", _triton()), Backend("torch", "moe.reference")),
+        "channel_norm": (Backend("native", "channel_norm.native", _native_float32), Backend("torch", "channel_norm.reference")),
+        "convolution": (Backend("native", "convolution.native", _native_filter), Backend("torch", "convolution.reference")),
         "causal_conv": (
             Backend("native", "state.native", _native),
             Backend("triton", "state.triton", _triton()),

@@ -37,6 +37,8 @@ _SIGNATURES = {
     "activation": (_I, _I, _P, _P, _N, _I),
     "gated": (_I, _I, _P, _P, _N, _N, _I),
     "low_rank": (_I, _P, _N, _P, _N, _N, _N, _N, _P, _I),
+    "channel_norm": (_I, _I, _P, _P, _P, _P, _P, _N, _N, _F, _F, _I),
+    "convolution": (_I, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _I),
     "causal_conv": (_I, _P, _N, _P, _P, _P, _N, _N, *_SEQUENCES, _I),
     "linear_recurrence": (_I, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, *_SEQUENCES, _I),
     **{
@@ -157,6 +159,12 @@ def hides_avx512() -> bool:
     """Return whether our kernels must behave as on a CPU without AVX-512 (SENSORIUM_CPU)."""
     wanted = restriction()
     return wanted is not None and LEVELS[wanted] < LEVELS["avx512"]
+
+
+def has_avx512() -> bool:
+    """Return whether the C++ kernels use AVX-512."""
+    kernels = library()
+    return kernels is not None and _variable(kernels, "level").value >= LEVELS["avx512"]
 
 
 def has_vnni() -> bool:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...kernels.channel_norm import leaky_norm, snake_norm
 from ..layers.basic import TensorModule, WeightedLayer
 from ..layers.builder import Builder
-from ..layers.convolution import Conv1d, Upsample1d
+from ..layers.convolution import LongConv1d, ShortConv1d, Upsample1d
 from ..layers.linear import Linear
 
-_EPS = 1e-5
+_EPS = 1e-5  # of layer norms
 _SLOPE = 0.2
 
 
@@ -34,17 +35,18 @@ class ChannelFactors(WeightedLayer):
 
 
 class AdaptiveNorm(TensorModule):
-    """Instance norm over time, then a scale and a shift of each channel: `[1, channels, time]`, style `[1, style]`."""
+    """A scale and a shift of each channel after an instance norm over time, which depend on a style `[1, style]`."""
 
     def __init__(self, channels: int, style: int, device: torch.device) -> None:
         super().__init__()
         self.norm = ChannelFactors(channels, device)
         self.fc = Linear(style, {"fc": 2 * channels}, True, torch.float32, device)
 
-    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+    def factors(self, style: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the factor and the offset of each channel after the instance norm, `[channels]`."""
         scale, shift = self.fc(style)[0].chunk(2)
         scale = 1 + scale
-        return F.instance_norm(x, weight=scale * self.norm.weight, bias=torch.addcmul(shift, scale, self.norm.bias), eps=_EPS)
+        return scale * self.norm.weight, torch.addcmul(shift, scale, self.norm.bias)
 
 
 class AdaptiveLayerNorm(TensorModule):
@@ -65,15 +67,14 @@ class AdaptiveBlock(TensorModule):
     def __init__(self, inner: int, outer: int, style: int, device: torch.device, doubles: bool = False) -> None:
         super().__init__()
         self.norm1, self.norm2 = AdaptiveNorm(inner, style, device), AdaptiveNorm(outer, style, device)
-        self.conv1 = Conv1d(inner, outer, 3, device, weight_norm=True)
-        self.conv2 = Conv1d(outer, outer, 3, device, weight_norm=True)
+        self.conv1, self.conv2 = ShortConv1d(inner, outer, 3, device), ShortConv1d(outer, outer, 3, device)
         self.pool = Upsample1d(inner, inner, 3, 2, device, groups=inner, weight_norm=True) if doubles else None
-        self.conv1x1 = Conv1d(inner, outer, 1, device, bias=False, weight_norm=True) if inner != outer else None
+        self.conv1x1 = ShortConv1d(inner, outer, 1, device, bias=False) if inner != outer else None
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
-        y = F.leaky_relu_(self.norm1(x, style), _SLOPE)
+        y = leaky_norm(x, *self.norm1.factors(style), _SLOPE)
         y = self.conv1(y if self.pool is None else self.pool(y))
-        y = self.conv2(F.leaky_relu_(self.norm2(y, style), _SLOPE))
+        y = self.conv2(leaky_norm(y, *self.norm2.factors(style), _SLOPE))
         if self.pool is not None:
             x = x.repeat_interleave(2, 2)
         return y.add_(x if self.conv1x1 is None else self.conv1x1(x)).mul_(1 / sqrt(2))
@@ -85,10 +86,8 @@ class SnakeBlock(TensorModule):
     def __init__(self, channels: int, taps: int, dilations: Sequence[int], style: int, device: torch.device) -> None:
         super().__init__()
         count = range(len(dilations))
-        self.convs1 = nn.ModuleList(
-            Conv1d(channels, channels, taps, device, dilation=dilation, weight_norm=True) for dilation in dilations
-        )
-        self.convs2 = nn.ModuleList(Conv1d(channels, channels, taps, device, weight_norm=True) for _ in count)
+        self.convs1 = nn.ModuleList(LongConv1d(channels, channels, taps, device, dilation=dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(LongConv1d(channels, channels, taps, device) for _ in count)
         self.adain1 = nn.ModuleList(AdaptiveNorm(channels, style, device) for _ in count)
         self.adain2 = nn.ModuleList(AdaptiveNorm(channels, style, device) for _ in count)
         build = Builder(self, torch.float32, device)
@@ -97,11 +96,7 @@ class SnakeBlock(TensorModule):
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         for number, (first, second) in enumerate(zip(self.convs1, self.convs2, strict=True)):
             before, between = self.adain1[number], self.adain2[number]
-            factor, other = (factors[number].weight for factors in self.factors)
-            y = first(_snake_(before(x, style), factor))
-            x = second(_snake_(between(y, style), other)).add_(x)
+            factor, other = (factors[number].weight.flatten() for factors in self.factors)
+            y = first(snake_norm(x, *before.factors(style), factor))
+            x = second(snake_norm(y, *between.factors(style), other), x)
         return x
-
-
-def _snake_(x: Tensor, factor: Tensor) -> Tensor:
-    return x.add_((x * factor).sin_().square_().mul_(1 / factor))

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...kernels import linear
+from ...kernels.convolution import PackedFilter, convolve, pack, packed_bytes
+from ...kernels.linear import LinearWeight
+from ..memory_formulas import packed_weight_bytes
 from .basic import WeightedLayer
 
 
@@ -108,6 +112,58 @@ class Conv1d(_Kernel):
             return F.conv1d(x, self.weight, self.bias, self.stride, zeros, self.dilation)
         x = F.pad(x, (around // 2, around - around // 2), self.pad)
         return F.conv1d(x, self.weight, self.bias, self.stride, dilation=self.dilation)
+
+
+class ShortConv1d(_Kernel):
+    """`[1, inner, time] -> [1, outer, time]` for short times: one product with a packed weight. Zeros are around the input."""
+
+    def __init__(self, inner: int, outer: int, taps: int, device: torch.device, *, bias: bool = True) -> None:
+        super().__init__(outer, inner, taps, outer, device, bias, weight_norm=True)
+        self.around = taps - 1
+        self.packed: LinearWeight | None = None
+
+    def packed_bytes(self, device: torch.device) -> int:
+        outer, inner, taps = self.weight.shape
+        return packed_weight_bytes(inner * taps, outer, self.bias is not None, self.weight.dtype, device)
+
+    def pack(self) -> None:
+        """Lay the weight out for its device and drop the original."""
+        super().pack()
+        self.packed = linear.pack(self.weight.flatten(1), self.bias)
+        del self.weight
+        self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.packed is not None
+        return linear.linear(self._windows(x[0]), self.packed).T[None]
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """Return the inputs of each result, `[time, inner * taps]`."""
+        return F.pad(x, (self.around // 2, self.around // 2)).unfold(1, self.around + 1, 1).transpose(0, 1).flatten(1)
+
+
+class LongConv1d(_Kernel):
+    """`[1, inner, time] -> [1, outer, time]` for long times, with a packed weight. Zeros are around the input."""
+
+    def __init__(self, inner: int, outer: int, taps: int, device: torch.device, *, dilation: int = 1) -> None:
+        super().__init__(outer, inner, taps, outer, device, weight_norm=True)
+        self.dilation = dilation
+        self.packed: PackedFilter | None = None
+
+    def packed_bytes(self, device: torch.device) -> int:
+        assert self.bias is not None
+        return packed_bytes(self.weight, self.dilation, device) + self.bias.nbytes
+
+    def pack(self) -> None:
+        """Lay the weight out for its device and drop the original."""
+        super().pack()
+        self.packed = pack(self.weight, self.dilation)
+        del self.weight
+
+    def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """Convolve; `add`, of the result's shape, is added to it."""
+        assert self.packed is not None
+        return convolve(x, self.packed, self.bias, add)
 
 
 class Upsample1d(_Kernel):

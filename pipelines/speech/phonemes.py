@@ -11,6 +11,7 @@ from ...callers.errors import InputError, short_repr
 from ...mm.speech import PhonemeRule
 
 _LEAST = 40  # minimum phonemes of a part unless it is the last one; models speak very short texts badly
+_LONG, _SHORTEST = 60, 20  # phonemes of a first part that is cut, and of the shorter one of its halves at least
 _MARK = re.compile(r"""(?<![;:,.!?…])[;:,.!?…]++(?=[\s"”)\]]|$)|[—“”"()]""")  # linear in the length of a run of marks
 _PARTS = re.compile(r"""[^\s;:,.!?…—“”"()]+\s*|[;:,.!?…—“”"()]+\s*|^\s+""")  # words and marks
 _SENTENCE_ENDS, _CLAUSE_ENDS = ".!?…", ";:,—"
@@ -91,6 +92,19 @@ def divide(words: Sequence[PhonemeWord], limit: int) -> Iterator[tuple[PhonemeWo
             part = []
     if part:
         yield tuple(part)
+
+
+def cut_first(parts: Sequence[tuple[PhonemeWord, ...]]) -> list[tuple[PhonemeWord, ...]]:
+    """Return the parts, the first of which is cut at the end of its first clause if it is long, so that it is spoken sooner."""
+    first, *others = parts
+    if _count(first) > _LONG:
+        for index in range(1, len(first)):
+            ends = first[index - 1].ends
+            if ends and ends in _SENTENCE_ENDS + _CLAUSE_ENDS and first[index - 1].phonemes[-1].isspace():
+                halves = first[:index], first[index:]
+                if min(map(_count, halves)) >= _SHORTEST:
+                    return [*halves, *others]
+    return [first, *others]
 
 
 def _count(part: Sequence[PhonemeWord]) -> int:

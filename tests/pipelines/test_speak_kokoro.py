@@ -16,7 +16,7 @@ from sensorium.engine.voices import Voices
 from sensorium.engine.worker import model_runner
 from sensorium.mm.speech import PhonemeRule
 from sensorium.pipelines.speech.espeak import espeak
-from sensorium.pipelines.speech.phonemes import divide, words_of_phonemes, words_of_text
+from sensorium.pipelines.speech.phonemes import cut_first, divide, words_of_phonemes, words_of_text
 
 PHONEMES = "hɛlˈO wˈɜɹld, ðˈɪs ɪz ɐ tˈɛst."
 RULE = PhonemeRule(CONFIG["vocab"], 0, 510, 256, 24_000, 600)
@@ -106,6 +106,24 @@ def test_parts_are_the_whole_and_texts_one_batch(llm):
     alone, streamed = asyncio.run(collect())
     assert alone[0].samples.equal(whole.samples)
     assert [part.words for part in streamed] == [part.words for part in parts]
+
+
+def test_a_long_first_sentence_is_streamed_from_its_first_clause(llm):
+    """The parts of a stream equal `speak` of the same words. Only a long first sentence is cut."""
+    clause, rest, last = (
+        "though it was late in the year,",
+        "they all went out to the sea again.",
+        "and one more, which is long too, yes it is, so it was.",
+    )
+    parts = list(llm.stream_speak(f"{clause} {rest} {last}", phonemizer=letters, seed=3))
+    assert [part.text for part in parts] == [clause, rest, last]
+    for part in parts:
+        assert spoken(llm, part.text, phonemizer=letters, seed=3).samples.equal(part.samples)
+    short = "though it was late, they all went out to the sea again and again."
+    assert [part.text for part in llm.stream_speak(short, phonemizer=letters)] == [short]
+    assert len(list(llm.stream_speak("one, two. ", phonemizer=letters))) == 1
+    halves = cut_first(list(divide(words_of_phonemes("a" * 30 + ", " + "b" * 30 + ".", RULE), 510)))
+    assert ["".join(word.phonemes for word in half) for half in halves] == ["a" * 30 + ", ", "b" * 30 + "."]
 
 
 def test_voices(llm, saved, tmp_path):

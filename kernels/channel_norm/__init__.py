@@ -1,0 +1,21 @@
+"""Instance norm over time with an activation after it, as in adaptive norms (AdaIN, arXiv 1703.06868)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..dispatch import implementation
+
+EPS = 1e-5
+
+
+def leaky_norm(x: Tensor, scale: Tensor, shift: Tensor, slope: float) -> Tensor:
+    """Normalise each channel of `x [1, channels, time]`, multiply by `scale` and add `shift [channels]`; then leaky ReLU."""
+    normed: Tensor = implementation("channel_norm", x.device, x.dtype).leaky_norm(x, scale, shift, slope)
+    return normed
+
+
+def snake_norm(x: Tensor, scale: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
+    """The same with snake (arXiv 2006.08195), y + sin(factor y)^2 / factor, in place of leaky ReLU. `factor [channels]`."""
+    normed: Tensor = implementation("channel_norm", x.device, x.dtype).snake_norm(x, scale, shift, factor)
+    return normed
