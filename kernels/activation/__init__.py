@@ -20,7 +20,7 @@ def activation(name: str, x: Tensor) -> Tensor:
 def act_and_mul(name: str, x: Tensor) -> Tensor:
     """Compute `activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`.
 
-    `name`: in REFERENCES or IN_TORCH, or CLAMPED_SWIGLU, of `reference`, or a result of `reference.clamped_swiglu`.
+    `name`: in REFERENCES or IN_TORCH, or CLAMPED_SWIGLU, of `reference`, or a result of its `clamped_swiglu` or `limited_silu`.
     """
     if is_in_torch(name):
         return reference.act_and_mul(name, x)

@@ -87,9 +87,22 @@ def clamped_swiglu(alpha: float, limit: float) -> str:
     return CLAMPED_SWIGLU if (alpha, limit) == (1.702, 7.0) else f"{CLAMPED_SWIGLU} {alpha} {limit}"
 
 
+_LIMITED_SILU = "limited_silu"
+
+
+def limited_silu(limit: float) -> str:
+    """Return the name in `act_and_mul` of `silu(gate) * up`, with the first at most `limit` and up in -limit..limit."""
+    return f"{_LIMITED_SILU} {limit}"
+
+
+def clamps_up(name: str) -> bool:
+    """Return True if `act_and_mul` clamps the second factor, so that its size cannot be changed by another layer."""
+    return name.startswith((CLAMPED_SWIGLU, _LIMITED_SILU))
+
+
 def is_in_torch(name: str) -> bool:
     """Return True if an activation is computed in torch on every device: kernels have REFERENCES and CLAMPED_SWIGLU alone."""
-    return name in IN_TORCH or name.startswith(f"{CLAMPED_SWIGLU} ")
+    return name in IN_TORCH or name.startswith((f"{CLAMPED_SWIGLU} ", _LIMITED_SILU))
 
 
 def activation(name: str, x: Tensor) -> Tensor:
@@ -101,6 +114,8 @@ def act_and_mul(name: str, x: Tensor) -> Tensor:
     """Compute `activation(gate) * up` of `x [rows, gate | up]`, rounded to x's dtype in between, as published models do."""
     gate, up = x.chunk(2, -1)
     name, *numbers = name.split()
+    if name == _LIMITED_SILU:
+        return _in_float64(partial(_limited_silu, float(numbers[0])), shrinks=2)(x)
     if numbers:
         alpha, limit = map(float, numbers)
         return _in_float64(partial(_clamped_swiglu, alpha, limit), shrinks=2)(x)
@@ -109,6 +124,11 @@ def act_and_mul(name: str, x: Tensor) -> Tensor:
         gate = (gate * 1.702).sigmoid_().mul_(gate)
         return up.clamp(-7, 7).add_(1).mul_(gate)
     return (REFERENCES.get(name) or IN_TORCH[name])(gate).mul_(up)
+
+
+def _limited_silu(limit: float, x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return up.clamp(-limit, limit).mul_(F.silu(gate).clamp_(max=limit))
 
 
 def _clamped_swiglu(alpha: float, limit: float, x: Tensor) -> Tensor:

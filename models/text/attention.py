@@ -62,14 +62,14 @@ class DecoderAttention(TensorModule, Convertible):
         heads, kv_heads, dim = spec.heads, spec.kv_heads if spec.source is None else 0, spec.head_dim
         held, held_kv = (slice(0, count) if ranks is None else _held_heads(ranks, count) for count in (heads, kv_heads))
         of_shard = {"q_proj": _rows(heads, dim, held), "gate": _rows(heads, dim, held)}
-        of_shard |= dict.fromkeys(("k_proj", "v_proj"), _rows(kv_heads, dim, held_kv))
+        of_shard |= dict.fromkeys(("k_proj", "v_proj"), _rows(kv_heads, dim, held_kv)) | {"g_proj": _rows(heads, 1, held)}
         if spec.fused:
             fused = _rows(heads, dim, held), *(_rows(kv_heads, dim, held_kv, heads + i * kv_heads) for i in range(2))
             of_shard["qkv_proj"] = Rows((heads + 2 * kv_heads) * dim, [rows for part in fused for rows in part.slices])
         heads, kv_heads = held.stop - held.start, held_kv.stop - held_kv.start
         self.sent_bytes = 0 if ranks is None else heads * dim * dtype.itemsize  # see ranks.rank_traffic
         self.in_scale, self.out_scale = spec.in_scale, spec.out_scale
-        self.qkv_heads, self.dim, self.gated = (heads, kv_heads, kv_heads), dim, spec.gated
+        self.qkv_heads, self.dim, self.gated, self.head_gate = (heads, kv_heads, kv_heads), dim, spec.gated, spec.head_gate
         self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
         self.rotates, self.interleaved = spec.rope is not None, spec.rope is not None and spec.rope.interleaved
         self.keys_as_values, self.shares_cache = spec.keys_as_values, spec.source is not None
@@ -81,6 +81,8 @@ class DecoderAttention(TensorModule, Convertible):
             shards = {"qkv_proj": sum(shards.values())}
         if spec.gated:
             shards["gate"] = heads * dim
+        if spec.head_gate:
+            shards["g_proj"] = heads
         shards = {name: outputs for name, outputs in shards.items() if outputs}
         self.qkv = Linear(stack.hidden_size, shards, spec.bias, dtype, device, rows={} if ranks is None else of_shard)
         with building_for(ranks):
@@ -117,7 +119,9 @@ class DecoderAttention(TensorModule, Convertible):
             yield f"{path}.{name}.{kind}", part.reshape(-1, *stored.shape[1:])
 
     def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        projected = self._project(x if self.in_scale == 1.0 else x * self.in_scale).view(x.shape[0], -1, self.dim)
+        projected = self._project(x if self.in_scale == 1.0 else x * self.in_scale)
+        projected, head_gates = projected.tensor_split((projected.shape[1] - self.qkv_heads[0] * self.head_gate,), 1)
+        projected = projected.unflatten(1, (-1, self.dim))
         if self.keys_as_values:
             projected = torch.cat((projected, projected[:, -self.qkv_heads[2] :]), 1)
         q, k, v = self._prepare(projected[:, : sum(self.qkv_heads)], cos_sin, cache, attn)
@@ -127,6 +131,8 @@ class DecoderAttention(TensorModule, Convertible):
         attended = paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap, sinks)
         if self.gated:
             attended *= activation("sigmoid", projected[:, sum(self.qkv_heads) :].flatten(1)).view_as(attended)
+        if self.head_gate:
+            attended *= activation("sigmoid", head_gates)[..., None]
         attended = attended.flatten(1)
         out = self.out(attended if self.ranks is None else self.ranks.gather(attended))
         return out if self.out_scale == 1.0 else out.mul_(self.out_scale)
@@ -212,7 +218,7 @@ class CrossAttention(TensorModule):
 
 
 def attention_bytes(width: int, a: AttentionSpec, ops: OpBytes, adapters: AdapterBytes) -> int:
-    s, q, outputs = ops.dtype.itemsize, a.heads * a.head_dim, a.projected * a.head_dim
+    s, q, outputs = ops.dtype.itemsize, a.heads * a.head_dim, a.projected
     kv = 0 if a.source is not None else a.kv_heads * a.head_dim
     qkv = ops.linear_result(outputs, ops.limits.rows) + a.gated * q * s
     peak = max(ops.linear(width, outputs, ops.limits.rows), ops.linear_result(outputs, ops.limits.rows) + adapters.first)

@@ -77,6 +77,7 @@ def attention_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> Attenti
         fused=stack.fused_qkv,
         sinks=stack.sinks,
         gated=stack.gated,
+        head_gate=stack.head_gate,
         temperature=temperature,
         chunked=layer_type(text, layer) == _CHUNKED,
         value_norm=stack.value_norm,
@@ -98,6 +99,7 @@ def _query_latent(text: Mapping[str, Any], dim: int) -> int | None:
 
 def _layer_keys(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """Return the config with the values of one layer in place of the general ones (Gemma 4: wider heads without windows)."""
+    text = {**text, **_listed_keys(text, layer)}
     if text.get("per_layer_config") is not None:
         of_layers = {int(number): keys for number, keys in text["per_layer_config"].items()}
         return {**text, **of_layers.get(layer, {})}
@@ -105,6 +107,22 @@ def _layer_keys(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
         return text
     kv_heads = text.get("num_global_key_value_heads") if text.get("attention_k_eq_v") else None
     return {**text, "head_dim": text["global_head_dim"], "num_key_value_heads": kv_heads or text["num_key_value_heads"]}
+
+
+def _listed_keys(text: Mapping[str, Any], layer: int) -> dict[str, Any]:
+    """Return the values of one layer that Step 3.5 has in lists, for a layer type, or for some layer types alone."""
+    values: dict[str, Any] = {}
+    for listed, key in (("rope_theta", "rope_theta"), ("partial_rotary_factors", "partial_rotary_factor")):
+        if isinstance(text.get(listed), list):
+            values[key] = text[listed][layer]
+    kind, other = layer_type(text, layer), text.get("attention_other_setting") or {}
+    if kind is not None and kind == other.get("attention_type"):
+        for name, key in (("num_attention_groups", "num_key_value_heads"), ("num_attention_heads",) * 2, ("head_dim",) * 2):
+            if other.get(name):
+                values[key] = other[name]
+    if text.get("yarn_only_types") and kind not in text["yarn_only_types"]:
+        values["rope_scaling"] = None
+    return values
 
 
 def cache_source(text: Mapping[str, Any], layer: int) -> int | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...callers.errors import ConfigError
 from ...checkpoints.config import check_activation, positive_int, positive_number, require
-from ...kernels.activation.reference import CLAMPED_SWIGLU, clamped_swiglu
+from ...kernels.activation.reference import CLAMPED_SWIGLU, clamped_swiglu, limited_silu
 from .attention_config import cache_source, layer_type
 from .spec import MlpSpec, MoeSpec
 from .stack import Stack
@@ -17,8 +18,11 @@ _SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 def mlp_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec:
     if text.get("num_experts") and _sparse(text, layer):
-        return moe_spec(text, stack)
-    act, bias = _act(text, stack), bool(text.get("mlp_bias", text.get("use_bias", False)))
+        return replace(moe_spec(text, stack), **_limited_acts(text, layer))
+    act, bias = (
+        _limited_acts(text, layer).get("shared_act", _act(text, stack)),
+        bool(text.get("mlp_bias", text.get("use_bias", False))),
+    )
     multipliers = tuple(text.get("mlp_multipliers") or (1.0, 1.0))
     return MlpSpec(_inner(text, layer), act, bias, stack.fused, stack.plain, _sparsity(text, layer), multipliers)
 
@@ -67,6 +71,13 @@ def _clamped(text: Mapping[str, Any], stack: Stack) -> dict[str, str]:
         return {}
     alpha, limit = (positive_number({key: text.get(key, value)}, key) for key, value in _SWIGLU.items())
     return {"act": clamped_swiglu(alpha, limit)}
+
+
+def _limited_acts(text: Mapping[str, Any], layer: int) -> dict[str, Any]:
+    """Return the activations that Step 3.5 limits: `act` of a layer's experts, `shared_act` of its other MLP; 0 is no limit."""
+    lists = {"act": text.get("swiglu_limits"), "shared_act": text.get("swiglu_limits_shared")}
+    limits = {name: listed[layer] for name, listed in lists.items() if listed and listed[layer]}
+    return {name: limited_silu(positive_number({"swiglu_limits": limit}, "swiglu_limits")) for name, limit in limits.items()}
 
 
 def _inner(text: Mapping[str, Any], layer: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...kernels.activation.reference import CLAMPED_SWIGLU
+from ...kernels.activation.reference import clamps_up
 from ..layers.basic import Norm
 from ..layers.linear import Linear
 from ..layers.mlp import GatedMlp, PlainMlp
@@ -65,7 +65,7 @@ def scaling_groups(layer: DecoderLayer) -> list[ScalingGroup]:
     if isinstance(attention, DecoderAttention) and attention.value_norm is None:
         heads, kv_heads, dim = attention.qkv_heads[0], attention.qkv_heads[1], attention.dim
         groups.append(ScalingGroup((attention.out,), attention.qkv, (heads + kv_heads) * dim, (heads, kv_heads, dim)))
-    if isinstance(mlp, GatedMlp) and not mlp.act.startswith(CLAMPED_SWIGLU):
+    if isinstance(mlp, GatedMlp) and not clamps_up(mlp.act):
         groups.append(ScalingGroup((mlp.down,), mlp.gate_up, mlp.gate_up.outputs // 2))
     return groups
 

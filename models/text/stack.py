@@ -29,7 +29,7 @@ class Stack:
         scaled_windows: the rope scaling also applies to layers with windows.
         norm_offset: as in DecoderSpec.
         root_scale: token embeddings are scaled by the root of the hidden size.
-        router: fields of MoeSpec. sinks, gated, value_norm: as in AttentionSpec.
+        router: fields of MoeSpec. sinks, gated, head_gate, value_norm: as in AttentionSpec.
         scaled_layers: as in DecoderSpec. pads_encoder_rows: encoder rows take the per-layer input of the padding token.
         single: each layer is a mixer or an MLP, named `mixer` in the checkpoint. second_mixer: each attention layer has a
             Mamba 2 layer beside it.
@@ -65,6 +65,7 @@ class Stack:
     router: Mapping[str, Any] = field(default_factory=dict)
     sinks: bool = False
     gated: bool = False
+    head_gate: bool = False
     value_norm: bool = False
     scaled_layers: bool = False
     pads_encoder_rows: bool = False

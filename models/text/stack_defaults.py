@@ -744,6 +744,21 @@ MISTRAL4 = DEEPSEEK3 | {
     "rope_parameters": MINISTRAL3["rope_parameters"]
     | {"rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "max_position_embeddings": 1048576},
 }
+STEP3P5 = BASE | {
+    "vocab_size": 128815,
+    "intermediate_size": 11264,
+    "num_hidden_layers": 45,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 128000,
+    "rms_norm_eps": 1e-5,
+    "moe_intermediate_size": 1280,
+    "shared_expert_intermediate_size": 1280,
+    "num_experts": 288,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+}
 STEP3 = BASE | {
     "vocab_size": 128815,
     "hidden_size": 7168,

@@ -50,6 +50,15 @@ _STEP3_NAMES = (
     (".moe.", ".mlp."),
     (".share_expert.", ".mlp.shared_experts."),
 )
+_SHARED = "shared_expert_intermediate_size"
+_STEP3_KEYS = {
+    "moe_top_k": "num_experts_per_tok",
+    "norm_expert_weight": "norm_topk_prob",
+    "share_expert_dim": _SHARED,
+    "moe_layers_enum": "moe_layers",
+    "num_attention_groups": "num_key_value_heads",
+    "max_position_embedding": "max_position_embeddings",
+}
 _BAMBA_NAMES = ((".feed_forward.", ".mlp."),)
 _BACKBONE_NAMES = (("embeddings.", "embed_tokens."),)
 _MAMBA_KEYS = {
@@ -252,15 +261,18 @@ STACKS: Mapping[str, Stack] = {
         bias=False,
         out_bias=False,
         renames=_STEP3_NAMES,
-        aliases={
-            "moe_top_k": "num_experts_per_tok",
-            "norm_expert_weight": "norm_topk_prob",
-            "share_expert_dim": "shared_expert_intermediate_size",
-            "moe_layers_enum": "moe_layers",
-            "num_attention_groups": "num_key_value_heads",
-            "max_position_embedding": "max_position_embeddings",
-        },
+        aliases=_STEP3_KEYS,
         fixed={"num_attention_groups": 1, "hidden_act": "silu"},
+    ),
+    "step3p5": Stack(
+        defaults.STEP3P5,
+        qk_norm="head",
+        norm_offset=1.0,
+        head_gate=True,
+        router=_SIGMOID,
+        renames=((".moe.router_bias", ".mlp.gate.e_score_correction_bias"), *_STEP3_NAMES),
+        aliases=_STEP3_KEYS | {"moe_router_scaling_factor": "routed_scaling_factor", "share_expert_dims": _SHARED},
+        fixed={"attention_bias": False, "mlp_bias": False, "gating": True, "use_head_wise_attn_gate": True},
     ),
     "aria_text": _aria,
     "aria_moe_lm": _aria,

@@ -18,7 +18,7 @@ from sensorium.callers.errors import ConfigError
 from sensorium.engine.config import EngineConfig
 from sensorium.kernels import dispatch, native
 from sensorium.kernels.activation import act_and_mul, activation
-from sensorium.kernels.activation.reference import CLAMPED_SWIGLU, REFERENCES
+from sensorium.kernels.activation.reference import CLAMPED_SWIGLU, REFERENCES, clamps_up, limited_silu
 from sensorium.kernels.activation.reference import act_and_mul as act_and_mul_reference
 from sensorium.kernels.attention import paged_attention
 from sensorium.kernels.attention.reference import attend as paged_attention_reference
@@ -234,6 +234,18 @@ def test_gated_activation(name: str, dtype: torch.dtype, inner: int, generator: 
     x[0, :4] = torch.tensor([-200.0, -90.0, 90.0, 0.0])
     limits = {"rtol": 3e-2, "atol": 1e-3} if name == CLAMPED_SWIGLU and dtype == torch.bfloat16 else {}  # rounds fewer times
     torch.testing.assert_close(act_and_mul(name, x), act_and_mul_reference(name, x), **limits)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_limited_silu(dtype: torch.dtype, generator: torch.Generator) -> None:
+    x = noise(generator, dtype, 6, 74) * 5
+    gate, up = x.double().chunk(2, -1)
+    wanted = torch.minimum(gate * gate.sigmoid(), torch.tensor(1.5)) * up.clamp(-1.5, 1.5)
+    result = act_and_mul(limited_silu(1.5), x)
+    assert torch.equal(result, wanted.to(dtype))
+    assert torch.equal(act_and_mul(limited_silu(1.5), x[2:3]), result[2:3])
+    assert clamps_up(limited_silu(1.5))
+    assert not clamps_up("silu")
 
 
 @needs_library
