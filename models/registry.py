@@ -209,7 +209,9 @@ _NAMES: dict[str, str] = {
         "InternS2PreviewForConditionalGeneration Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration "
         "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration"
     ),
-    "step3_vl": "Step3VL10BForCausalLM Step3VLForConditionalGeneration StepVLForConditionalGeneration",
+    "step3_vl": (
+        "Step3VL10BForCausalLM Step3VLForConditionalGeneration Step3p7ForConditionalGeneration StepVLForConditionalGeneration"
+    ),
     "terratorch": "Terratorch",
     "ultravox": "UltravoxModel",
     "vibevoice_asr": "VibeVoiceAsrForConditionalGeneration VibeVoiceForASRTraining",

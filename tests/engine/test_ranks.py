@@ -44,7 +44,7 @@ PARAMS = [
     ),
 ]
 OPTIONS = {"max_model_len": 512, "max_num_seqs": 4, "limit_mm_per_prompt": {"image": 2}}
-FAMILIES = ("qwen3_vl", "gemma3", "phi3_vision", "qwen2_audio")
+FAMILIES = ("qwen3_vl", "gemma3", "phi3_vision", "qwen2_audio", "step3p7")
 STAGED = ("qwen3_vl", "qwen3_vl_moe", "kimi_vl", "lfm2_vl", "mllama")
 """With deepstack levels, mixtures of experts, latent attention, layers with a state, and cross-attention."""
 

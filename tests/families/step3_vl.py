@@ -1,4 +1,4 @@
-"""Step3-VL-10B in the parity suite, composed of transformers' Qwen3 and the publisher's encoder; Step3 in plain torch.
+"""Step3-VL-10B in the parity suite, composed of transformers' Qwen3 and the publisher's encoder; Step3 in torch; Step-3.7.
 
 Source: vLLM's step_vl.py (encoder of Step3-VL-10B), step3_vl.py (Step3's encoder, processing) and step3_text.py, which are the
 publisher's.
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from composed import ComposedModel, ComposedProcessor, load_composed
 from family import Family
-from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
+from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -401,6 +401,93 @@ def run_whole(model, inputs, answer, positions):
         return model(ids, inputs.get("views", ()))
 
 
+def build_step37(seed, bias=False, limits=True, tie=False):
+    import transformers as tf
+
+    words = fast_tokenizer(SPECIALS, eos_token="<eos>", pad_token="<eos>")
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    clamps = {"swiglu_limits": [0.0, 0.0, 0.7, 0.5], "swiglu_limits_shared": [0.6, 0.0, 0.9, 0.0]} if limits else {}
+    decoder = {
+        "num_hidden_layers": 4, "head_dim": 16, "layer_types": kinds, "sliding_window": 20, "moe_layers_enum": "2,3",
+        "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6, "head_dim": 16},
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "share_expert_dim": 40,
+        "moe_router_scaling_factor": 1.5, "rope_theta": [1e4, 5e3, 5e3, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+    }  # fmt: skip
+    shape = {key: VISION[key] for key in ("width", "layers", "heads", "mlp_ratio", "image_size", "patch_size")}
+    config = tf.Step3p7Config(
+        text_config={**text_config(words), **decoder, **clamps},
+        vision_config=shape,
+        tie_word_embeddings=tie,
+        projector_bias=bias,
+        image_token_id=words.convert_tokens_to_ids("<im_patch>"),
+        attn_implementation="eager",
+        experts_implementation="eager",
+    )
+    model = tf.Step3p7ForConditionalGeneration(config).eval()
+    randomise(model, seed)
+    for name, parameter in model.named_parameters():
+        if "language_model" in name and "norm" in name:
+            parameter.data.sub_(1)  # stored around 0
+        elif "lambda" in name:
+            parameter.data.add_(1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.copy_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(seed)) * 0.2)
+    sharpen(model.model.vision_model)
+    return model, Processor(tokenizer=words)
+
+
+PUBLISHED_TEXT = {
+    "n_routed_experts": "moe_num_experts", "num_experts_per_tok": "moe_top_k", "num_key_value_heads": "num_attention_groups",
+}  # fmt: skip
+PUBLISHED_VISION = {
+    "hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads",
+    "layer_scale_init_value": "ls_init_value",
+}  # fmt: skip
+
+
+def publish(config):
+    """Return config.json with the publisher's keys in place of transformers'."""
+    text = {PUBLISHED_TEXT.get(key, key): value for key, value in config["text_config"].items()}
+    vision = {PUBLISHED_VISION.get(key, key): value for key, value in config["vision_config"].items()}
+    ropes, kinds, heads = text.pop("rope_parameters"), text["layer_types"], text.pop("num_sliding_attention_heads")
+    text["rope_theta"] = [ropes[kind]["rope_theta"] for kind in kinds]
+    text["partial_rotary_factors"] = [ropes[kind]["partial_rotary_factor"] for kind in kinds]
+    other = {"attention_type": "sliding_attention", "num_attention_heads": heads, "head_dim": text["head_dim"]}
+    text["attention_other_setting"] = other | {"num_attention_groups": text["num_attention_groups"]}
+    sparse = [str(layer) for layer, kind in enumerate(text.pop("mlp_layer_types")) if kind == "sparse"]
+    text |= {"moe_layers_enum": ",".join(sparse), "use_head_wise_attn_gate": True, "use_moe_router_bias": True}
+    del text["per_layer_config"], vision["intermediate_size"], vision["rope_parameters"]
+    return config | {"text_config": text, "vision_config": vision}
+
+
+def finish_step37(folder):
+    (folder / "config.json").write_text(json.dumps(publish(json.loads((folder / "config.json").read_text()))))
+    sizes = {"size": {"height": SIDE, "width": SIDE}, "patch_size": WINDOW, "max_image_size": LONGEST}
+    (folder / "preprocessor_config.json").write_text(json.dumps(sizes))
+
+
+def load_step37(folder):
+    import transformers as tf
+
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = tf.Step3p7ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, **plain).eval()
+    return model, Processor(tokenizer=tf.PreTrainedTokenizerFast.from_pretrained(folder))
+
+
+def call_step37(processor, text, data):
+    """Return transformers' inputs with the publisher's views; transformers' processor resizes whole numbers."""
+    inputs = call(processor, text, data)
+    views = inputs.get("views", [])
+    if views:
+        whole = [number for number, view in enumerate(views) if view.shape[-1] == SIDE]
+        counts = [last - first - 1 for first, last in zip([-1, *whole], whole, strict=False)]
+        windows = [view for view in views if view.shape[-1] != SIDE]
+        inputs |= {"pixel_values": torch.stack([views[number] for number in whole]), "num_local_patches": counts}
+        inputs |= {"pixel_values_local": torch.stack(windows)} if windows else {}
+    return inputs
+
+
 FAMILIES = [
     Family(
         "step3_vl",
@@ -418,6 +505,17 @@ FAMILIES = [
             "other norms": {"use_ln_pre": False, "use_ln_post": True},
             "no layer scale": {"ls_init_value": None},
         },
+    ),
+    Family(
+        "step3p7",
+        build_step37,
+        placeholders={"image": "<im_patch>"},
+        sizes={"image": [(90, 131), (60, 60), (40, 100), (20, 130)]},
+        call=call_step37,
+        tensors=tensors,
+        finish=finish_step37,
+        load=load_step37,
+        variants={"projector with a bias": {"bias": True}, "no limits": {"limits": False}, "tied": {"tie": True}},
     ),
     Family(
         "step3",

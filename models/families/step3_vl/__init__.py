@@ -4,14 +4,16 @@ from ...registry import Family
 
 FAMILY = Family(
     classes={
+        "Step3p7ForConditionalGeneration": ("Step37", "Step3VLProcessingInfo"),
         "Step3VL10BForCausalLM": ("StepVL", "Step3VLProcessingInfo"),
         "Step3VLForConditionalGeneration": ("Step3VL", "Step3VLProcessingInfo"),
         "StepVLForConditionalGeneration": ("StepVL", "Step3VLProcessingInfo"),
     },
     features=(
-        "Step3 and Step3-VL-10B: square windows of an image, then the whole image (`enable_patch`); two convolutions "
+        "Step3, Step3-VL-10B and Step-3.7: square windows of an image, then the whole image (`enable_patch`); two convolutions "
         "after the encoder; Step3's decoder expands queries from a low rank to all heads, which share one key and "
-        "value head, and has experts; `Step3VL10BForCausalLM` is the name of the publisher's class of Step3-VL-10B, "
+        "value head, and has experts; Step-3.7's has a gate per head, windows with more heads, and experts whose "
+        "activations are limited; `Step3VL10BForCausalLM` is the name of the publisher's class of Step3-VL-10B, "
         "`StepVLForConditionalGeneration` of vLLM's"
     ),
     takes_any_stack=True,

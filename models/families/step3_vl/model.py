@@ -1,7 +1,8 @@
 """Step3-VL: an encoder, two convolutions, a linear layer and a decoder.
 
-Step3-VL-10B (arXiv 2601.09668) has a perception encoder (arXiv 2504.13181) and Qwen3, Step3 (arXiv 2507.19427) an encoder of
-its own and experts. Sources: vLLM's step_vl.py, step3_vl.py and step3_text.py.
+Step3-VL-10B (arXiv 2601.09668) has a perception encoder (arXiv 2504.13181) and Qwen3, Step-3.7 the same encoder and Step 3.5's
+decoder, Step3 (arXiv 2507.19427) an encoder of its own and experts. Sources: vLLM's step_vl.py, step3_vl.py and step3_text.py,
+transformers' step3p7.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ _VISION3: dict[str, Any] = {
     "hidden_size": 1792, "num_hidden_layers": 63, "num_attention_heads": 16, "intermediate_size": 3072, "image_size": 728,
     "patch_size": 14, "output_hidden_size": 4096, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
 }  # fmt: skip
+_PUBLISHED_KEYS = {
+    "hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads",
+    "layer_scale_init_value": "ls_init_value",
+}  # fmt: skip
+"""Keys of transformers -> those of the publisher."""
 _NAMES = TowerNames(
     patch="conv1",
     table="positional_embedding",
@@ -47,6 +53,27 @@ _NAMES = TowerNames(
     mlp=("mlp.c_fc", "mlp.c_proj"),
     scales=("ls_1.gamma", "ls_2.gamma"),
 )
+_NAMES37 = replace(
+    ENCODER,
+    table="embeddings.position_embedding.weight",
+    pre_norm="pre_layernorm",
+    layers="layers",
+    norms=("layernorm_before", "layernorm_after"),
+)
+_PUBLISHED37 = (
+    ("conv1.", "embeddings.patch_embedding."),
+    (".positional_embedding", ".embeddings.position_embedding.weight"),
+    (".transformer.resblocks.", ".layers."),
+    (".ln_pre.", ".pre_layernorm."),
+    (".ls_1.gamma", ".lambda_1"),
+    (".ls_2.gamma", ".lambda_2"),
+    (".mlp.c_fc.", ".mlp.fc1."),
+    (".mlp.c_proj.", ".mlp.fc2."),
+    (".attn.", ".self_attn."),
+    (".ln_1.", ".layernorm_before."),
+    (".ln_2.", ".layernorm_after."),
+)
+"""Parts of the publisher's names of the encoder, and those of transformers that replace them."""
 _NAMES3 = replace(
     ENCODER,
     layers="transformer.layers",
@@ -72,7 +99,7 @@ class StepVL(DecoderModel):
         *TEXT_PREFIXES,
         ("model.", "language_model."),
     )
-    default_stack, projector_bias = "qwen3", False
+    default_stack, projector_bias, tower_names = "qwen3", False, _NAMES
     renames: Sequence[tuple[str, str]] = ((".attn.in_proj_", ".attn.in_proj."),)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -88,7 +115,7 @@ class StepVL(DecoderModel):
 
     def read_encoder(self, config: Mapping[str, Any]) -> tuple[TowerSpec, Sequence[Convolution]]:
         """Read the encoder and the convolutions after it, which make a row of 16 patches."""
-        tower = _tower({**_VISION, **require(config, "vision_config")})
+        tower = _tower({**_VISION, **require(config, "vision_config")}, self.tower_names)
         return tower, [Convolution(str(i), tower.width * i, tower.width * 2 * i) for i in (1, 2)]
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -119,6 +146,47 @@ class StepVL(DecoderModel):
         view = downsampler_bytes(self.downsampler.specs, tower.table.side, self.dtype, limits)
         last = shrunk + rows * OpBytes(self.dtype, limits).linear(merger.width, merger.out, rows)
         return max(tower_bytes(tower, patches, None, self.dtype, limits), base + shrunk + max(view, shrunk, last))
+
+
+class Step37(StepVL):
+    """Step-3.7: Step3-VL-10B's encoder before Step 3.5's decoder. Its names are transformers' or the publisher's.
+
+    The publisher joins queries, keys and values, and rotates adjacent pairs of numbers, transformers the halves of a head.
+    """
+
+    prefixes = (
+        *(
+            (root + old, new)
+            for root in ("model.", "")
+            for old, new in (
+                ("vision_model.downsampler1.", "downsampler.1."),
+                ("vision_model.downsampler2.", "downsampler.2."),
+                ("multi_modal_projector.", "projector.linear."),
+            )
+        ),
+        *StepVL.prefixes,
+    )
+    default_stack, tower_names, renames = "step3p5", _NAMES37, _PUBLISHED37
+
+    def read_encoder(self, config: Mapping[str, Any]) -> tuple[TowerSpec, Sequence[Convolution]]:
+        vision = require(config, "vision_config")
+        known = {_PUBLISHED_KEYS.get(key, key): value for key, value in vision.items() if key != "intermediate_size"}
+        tower, convolutions = super().read_encoder({**config, "vision_config": known})
+        self.tower_heads = tower.heads
+        return replace(tower, rotary=RotarySpec(order="columns_first")), convolutions
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Rename tensors, and split the publisher's joint projections."""
+        for name, tensor in super().convert_weights(weights):
+            stem, joint, kind = name.partition(".in_proj_")
+            if not joint:
+                yield name, tensor
+                continue
+            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
+                pairs = part.view(self.tower_heads, -1, 2, *part.shape[1:]).transpose(
+                    1, 2
+                )  # the first of all pairs, then the second
+                yield f"{stem}.{letter}_proj.{kind}", part if letter == "v" else pairs.reshape(part.shape)
 
 
 class Step3VL(StepVL):
@@ -153,7 +221,7 @@ class Step3VL(StepVL):
         return tower, [first, Convolution("2", out, 2 * out)]
 
 
-def _tower(vision: Mapping[str, Any]) -> TowerSpec:
+def _tower(vision: Mapping[str, Any], names: TowerNames) -> TowerSpec:
     for key in ("use_abs_posemb", "use_rope2d"):
         if not vision[key]:
             raise ConfigError(f"{key} of vision_config is {vision[key]!r}; only true is supported")
@@ -173,7 +241,7 @@ def _tower(vision: Mapping[str, Any]) -> TowerSpec:
         pre_norm=bool(vision["use_ln_pre"]),
         post_norm=bool(vision["use_ln_post"]),
         layer_scale=vision["ls_init_value"] is not None,
-        names=_NAMES,
+        names=names,
     )
 
 
