@@ -93,6 +93,7 @@ class AdapterLease:
         """Load the adapter if it is not loaded. It waits for the engine's loop. Errors: see `RequestAdapters.load`."""
         if self._read is not None:
             self._read(self)
+            self._read = None
 
     def keep(self, resident: _Resident) -> None:
         """Begin the use, unless it has ended already."""

@@ -34,14 +34,15 @@ class LiveStream:
     """Runs one live stream in an event loop. Its passes run one after the other while samples arrive.
 
     Args:
-        adapter: of all requests. If its name is loaded again meanwhile, later passes get the new one.
+        adapter: of all requests. The stream keeps the content that the name has at the beginning.
 
     Raises:
         ConfigError, InputError: see `LiveTranscriber`, and `NativeTranscriber` if the model transcribes streams natively.
     """
 
     def __init__(self, llm: AsyncLLM, options: LiveOptions, adapter: AdapterChoice = None) -> None:
-        engine, self._adapter = llm.engine, adapter
+        engine, default = llm.engine, llm.engine.adapters.default
+        self._adapter = engine.adapters.lease(adapter) if adapter is not None or default is None else default(("audio",))
         is_native = engine.speech is not None and engine.speech.stream_rule() is not None
         transcriber = NativeTranscriber if is_native else LiveTranscriber
         self.transcriber: LiveInput = transcriber(engine, options)
@@ -65,7 +66,11 @@ class LiveStream:
                 feeder.cancel()
 
     async def events(self) -> AsyncGenerator[LiveEvent, None]:
-        """Yield events until the stream has ended. Closing the generator aborts the running pass."""
+        """Yield events until the stream has ended. Closing the generator aborts the running pass.
+
+        Raises:
+            SensoriumError: the adapter cannot be loaded.
+        """
         try:
             async with aclosing(self._events()) as events:
                 async for event in events:
@@ -73,9 +78,13 @@ class LiveStream:
         finally:
             if self.transcriber.handle is not None:
                 self.llm.drop(self.transcriber.handle)
+            if self._adapter is not None:
+                self._adapter.release()
 
     async def _events(self) -> AsyncGenerator[LiveEvent, None]:
         transcriber = self.transcriber
+        if self._adapter is not None:
+            await asyncio.to_thread(self._adapter.load)
         while True:
             self.arrived.clear()
             task = transcriber.next_task()

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 
 from ...callers.errors import ConfigError, InputError, SensoriumError, hint, short_repr
+from ...engine.frontend.adapters import AdapterLease
 from ...pipelines.option_types import LiveKeywords, TranscribeKeywords
 from ...pipelines.speech.decode import FATAL
 from ...pipelines.speech.live_input import Gap, LiveEvent
@@ -104,6 +105,14 @@ async def _admit(websocket: WebSocket, services: Services) -> Server:
     return server
 
 
+@dataclass(frozen=True, eq=False)
+class _Adapter:
+    """The adapter of a session, whose content stays while the session names it."""
+
+    name: str
+    lease: AdapterLease
+
+
 @dataclass
 class _Live:
     """A live stream: its settings, and a queue of samples that it has not taken yet, which None ends.
@@ -114,6 +123,7 @@ class _Live:
     settings: AudioInput
     begin: float
     voices: LiveVoices | None = None
+    adapter: _Adapter | None = None
     blocks: asyncio.Queue[bytes | Gap | None] = field(default_factory=lambda: asyncio.Queue(8))
     task: asyncio.Task[None] | None = None
     cleared: bool = False
@@ -151,7 +161,9 @@ class RealtimeSession:
         self._buffer, self._received = bytearray(), 0.0  # PCM that is not committed; seconds of audio
         self._last_item: str | None = None
         self._voices: LiveVoices | None = None  # of the speakers that the session has heard
-        self._stream(self._settings)  # checks that the model transcribes
+        self._adapter: _Adapter | None = None
+        self._adapter = self._adapter_of(self._settings)
+        self._stream(self._settings, None)  # checks that the model transcribes
 
     async def run(self) -> None:
         """Serve until the client leaves, is idle, reads nothing, or the engine fails."""
@@ -223,14 +235,13 @@ class RealtimeSession:
                 changes[name] = changes[name] or default
         settings = self._settings.model_copy(update=changes)
         assert settings.transcription is not None
-        self._adapter(settings)
-        voices = await self._voices_for(settings)
-        self._stream(settings, voices=voices)
+        adapter, voices = self._adapter_of(settings), await self._voices_for(settings)
+        self._stream(settings, None, voices=voices)
         if settings != self._settings and self._live is not None:
             await self._live.blocks.put(None)
             self._live = None
             self._appended = False
-        self._settings, self._voices = settings, voices
+        self._settings, self._voices, self._adapter = settings, voices, adapter
         await self._send("session.updated", session=self._description())
 
     async def _voices_for(self, settings: AudioInput) -> LiveVoices | None:
@@ -274,7 +285,7 @@ class RealtimeSession:
         self._appended = self._appended or bool(data)
         live = self._live
         if live is None:
-            live = self._live = _Live(self._settings, self._received, self._voices)
+            live = self._live = _Live(self._settings, self._received, self._voices, self._adapter)
             await self._jobs.put(partial(self._run_live, live))
         self._received += len(data) / (2 * rate)
         for start in range(0, len(data), 2 * rate):
@@ -295,7 +306,7 @@ class RealtimeSession:
         item.end = len(data) / (2 * settings.format.hertz)
         self._buffer.clear()
         await self._commit_item(item)
-        await self._jobs.put(partial(self._run_buffer, data, settings, item))
+        await self._jobs.put(partial(self._run_buffer, data, settings, self._adapter, item))
 
     def _clear(self) -> None:
         self._buffer.clear()
@@ -337,7 +348,8 @@ class RealtimeSession:
 
     async def _transcribe(self, live: _Live) -> None:
         item: _Item | None = None
-        async with aclosing(self._stream(live.settings, live.blocks, live.voices)) as events:
+        lease = await _loaded(live.adapter)
+        async with aclosing(self._stream(live.settings, lease, live.blocks, live.voices)) as events:
             async for event in events:
                 if event.kind == "speech_started":
                     item = _Item(event.start)
@@ -371,7 +383,7 @@ class RealtimeSession:
         fields = {"item_id": item.id, "content_index": 0, "id": new_id("seg_"), "text": segment.text, **times}
         await self._send(f"{_ITEM}.input_audio_transcription.segment", **fields, speaker=segment.speaker or "unknown")
 
-    async def _run_buffer(self, data: bytes, settings: AudioInput, item: _Item) -> None:
+    async def _run_buffer(self, data: bytes, settings: AudioInput, adapter: _Adapter | None, item: _Item) -> None:
         assert settings.format is not None
         samples = await asyncio.to_thread(_as_floats, data) if len(data) > _LARGE else _as_floats(data)
         transcription = settings.transcription or Transcription()
@@ -379,7 +391,7 @@ class RealtimeSession:
         options.update({"prompt": transcription.prompt, "hotwords": " ".join(transcription.keywords or ())})
         options["boost"], sound = transcription.boost, (samples, settings.format.hertz)
         try:
-            options["adapter"] = self._adapter(settings)
+            options["adapter"] = await _loaded(adapter)
             events = transcript_events(self._server.llm, sound, transcription.language or None, options)
             async with aclosing(events):
                 async for event in events:
@@ -397,6 +409,7 @@ class RealtimeSession:
     def _stream(
         self,
         settings: AudioInput,
+        adapter: AdapterLease | None,
         blocks: asyncio.Queue[bytes | Gap | None] | None = None,
         voices: LiveVoices | None = None,
     ) -> AsyncGenerator[LiveEvent, None]:
@@ -407,20 +420,24 @@ class RealtimeSession:
         options: LiveKeywords = {"pause": pause, "turn_events": True, "cache_salt": self._salt, "max_sessions": limit}
         words = " ".join(transcription.keywords or ())
         options.update({"language": transcription.language or None, "prompt": transcription.prompt, "hotwords": words})
-        options["boost"], options["adapter"] = transcription.boost, self._adapter(settings)
+        options["boost"], options["adapter"] = transcription.boost, adapter
         if voices is not None:
             options.update({"speakers": True, "voices": voices})
         source = _taken(blocks or asyncio.Queue())
         return self._server.llm.stream_transcribe(source, settings.format.hertz, **options)
 
-    def _adapter(self, settings: AudioInput) -> str | None:
+    def _adapter_of(self, settings: AudioInput) -> _Adapter | None:
         """Return the adapter that transcribes, None for the model itself. Raise InputError for a model of another name."""
         name = (None if settings.transcription is None else settings.transcription.model) or self._model
+        if self._adapter is not None and self._adapter.name == name:
+            return self._adapter
         try:
-            return self._server.adapter_of(name)
-        except HttpError as error:  # also of an adapter that was unloaded during the session
+            adapter = self._server.adapter_of(name)
+        except HttpError as error:
             param = "session.audio.input.transcription.model"
             raise InputError(error.message, code="unknown_name", value=name, param=param) from None
+        lease = self._server.engine.adapters.lease(adapter)
+        return None if adapter is None or lease is None else _Adapter(adapter, lease)
 
     async def _send_text(self, item: _Item, text: str) -> None:
         if len(text) > len(item.sent):
@@ -445,7 +462,7 @@ class RealtimeSession:
 
     def _description(self) -> dict[str, Any]:
         settings = self._settings.model_dump(exclude=_UNTOLD)
-        settings["transcription"]["model"] = self._adapter(self._settings) or self._server.name
+        settings["transcription"]["model"] = self._server.name if self._adapter is None else self._adapter.name
         settings["format"]["rate"] = 24_000 if settings["format"]["type"] == "audio/pcm" else None
         settings["format"] = {name: value for name, value in settings["format"].items() if value is not None}
         kind = {"type": "transcription", "object": "realtime.transcription_session", "id": self._id}
@@ -459,6 +476,14 @@ class RealtimeSession:
 
 _ITEM = "conversation.item"
 _UNTOLD: Any = {"model": True, "format": {"model"}, "turn_detection": {"model"}, "transcription": {"known_speaker_references"}}
+
+
+async def _loaded(adapter: _Adapter | None) -> AdapterLease | None:
+    """Return the lease of an adapter, which is read first if it is not loaded. Errors: see `RequestAdapters.load`."""
+    if adapter is None:
+        return None
+    await asyncio.to_thread(adapter.lease.load)
+    return adapter.lease
 
 
 async def _taken(blocks: asyncio.Queue[bytes | Gap | None]) -> AsyncGenerator[bytes | Gap, None]:

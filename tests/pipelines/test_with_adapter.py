@@ -88,6 +88,41 @@ def test_live_audio(world: LoadedModels, tmp_path: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_a_live_stream_keeps_the_content_of_its_adapter(world: LoadedModels, tmp_path: Path) -> None:
+    """Streams of threads and of coroutines: the name is loaded again, or unloaded, before the first pass."""
+    row, base = ROWS["whisper"], world.folder("whisper")
+    model, _ = row.load(base)
+    old, new = (write(tmp_path / str(seed), str(base), matrices(model, r"decoder.*v_proj$", seed=seed)) for seed in range(2))
+    samples, params = speech(1.0), SamplingParams(temperature=0.0, max_tokens=8)
+    options: dict[str, Any] = {"vad": False, "sampling_params": params, "adapter": "mine"}
+
+    async def transcribe(llm: Any) -> str:
+        async def blocks() -> Any:
+            yield samples
+
+        stream = AsyncLLM(llm).stream_transcribe(blocks(), 16_000, **options)
+        await AsyncLLM(llm).load_adapter("mine", new)
+        return " ".join([event.text async for event in stream if event.kind == "final"])
+
+    def hear(llm: Any, change: Any) -> str:
+        with llm.live_audio(**options) as session:
+            change()
+            session.push(samples)
+            session.finish()
+            return " ".join(event.text for event in session.events() if event.kind == "final")
+
+    with make_llm(row, base, enable_lora=True) as llm:
+        llm.load_adapter("mine", old)
+        expected = hear(llm, lambda: None)
+        assert hear(llm, lambda: llm.load_adapter("mine", new)) == expected
+        assert hear(llm, lambda: llm.unload_adapter("mine")) != expected
+        llm.load_adapter("mine", old)
+        assert hear(llm, lambda: llm.unload_adapter("mine")) == expected
+        llm.load_adapter("mine", old)
+        assert asyncio.run(transcribe(llm)) == expected
+        assert hear(llm, lambda: None) != expected
+
+
 @pytest.mark.parametrize(
     ("call", "param", "code"),
     [

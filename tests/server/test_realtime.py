@@ -14,9 +14,11 @@ import pytest
 import soundfile
 import torch
 from http_server import TINY, listening, make_server, openai_client
+from lora import write
 from openai.types.realtime import RealtimeServerEvent
 from parakeet import make_model, make_transducer, save
 from pydantic import TypeAdapter
+from safetensors import safe_open
 from sensorium import EngineDeadError, InputError
 from sensorium.engine.speaker_networks import SpeakerNetworks
 from sensorium.pipelines.speech import speakers
@@ -24,7 +26,6 @@ from sensorium.pipelines.speech.merge import join_texts
 from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints import realtime
 from sensorium.server.endpoints.realtime import RealtimeSession, _Live
-from sensorium.server.errors import HttpError
 from sensorium.server.protocol.realtime import Format, read_audio
 from sensorium.server.state import Server
 from tone_speakers import ToneNet
@@ -591,26 +592,56 @@ def test_a_session_may_name_an_adapter_that_resolvers_look_for(client, server, m
         assert (failed.code, failed.param, set(asked)) == ("model_not_found", "model", {"sql"})
 
 
-def test_an_adapter_that_was_unloaded_fails_the_item_or_stream(client, server, monkeypatch, talk):
-    def gone(self, name):
-        raise HttpError(404, "there is no such adapter", "model_not_found", "model")
+def make_adapter(folder, seed):
+    """Write an adapter of the shipped model's decoder."""
+    gen = torch.Generator().manual_seed(seed)
+    with safe_open(TINY.parent / "tiny-asr" / "model.safetensors", "pt") as tensors:
+        shapes = {name: tensors.get_slice(name).get_shape() for name in [*tensors.keys()] if name.endswith("fc1.weight")}
+    pairs = {
+        name.removesuffix(".weight"): (torch.randn(4, inputs, generator=gen), torch.randn(outputs, 4, generator=gen))
+        for name, (outputs, inputs) in shapes.items()
+    }
+    return write(folder, "", pairs)
 
-    with client.realtime.connect(model="tiny-asr") as connection:
-        connection.session.update(session=session(turn_detection=None))
-        until(connection, "session.updated")
-        with monkeypatch.context() as patch:
-            patch.setattr(Server, "adapter_of", gone)
-            connection.input_audio_buffer.append(audio=encoded(talk[: 2 * RATE]))
-            connection.input_audio_buffer.commit()
-            assert until(connection, FAILED)[-1].error.code == "unknown_name"
-        connection.session.update(session=session(turn_detection={"type": "server_vad"}))
-        until(connection, "session.updated")
-        with monkeypatch.context() as patch:
-            patch.setattr(Server, "adapter_of", gone)
-            connection.input_audio_buffer.append(audio=encoded(talk[: 2 * RATE]))
-            assert until(connection, "error")[-1].error.param == "session.audio.input.transcription.model"
-        connection.input_audio_buffer.clear()
+
+@pytest.mark.parametrize("detection", [None, {"type": "server_vad"}])
+def test_a_session_keeps_the_content_of_its_adapter(tmp_path, talk, detection):
+    """Another one that begins after the name was loaded again, or that names another adapter in between, gets the new one."""
+    folders = {name: str(make_adapter(tmp_path / name, seed)) for seed, name in enumerate(("first", "second"))}
+    server = make_server(
+        TINY.parent / "tiny-asr", "tiny-asr", ServerConfig(adapters={"red": folders["first"]}), enable_lora=True, warm_up=False
+    )
+    adapters = server.engine.adapters
+
+    def said(connection):
+        connection.input_audio_buffer.clear()  # ends the stream, whose text is the context of later speech
         until(connection, "input_audio_buffer.cleared")
+        append(connection, talk)
+        if detection is None:
+            connection.input_audio_buffer.commit()
+        return [event.transcript for event in until(connection, COMPLETED, turns) if event.type == COMPLETED]
+
+    with server.llm.llm:
+        turns = 1 if detection is None else len(expected(server, talk, pause=0.5))
+        server.load_adapters(server.services.pool.models[0].adapters)
+        with listening(server) as url, openai_client(url) as client, client.realtime.connect(model="red") as connection:
+            connection.session.update(session=session(turn_detection=detection))
+            until(connection, "session.updated")
+            before = said(connection)
+            adapters.load("red", folders["second"])
+            assert said(connection) == before
+            with client.realtime.connect(model="red") as other:
+                other.session.update(session=session(turn_detection=detection))
+                after = said(other)
+                assert after != before
+            adapters.unload("red")
+            assert said(connection) == before
+            adapters.load("red", folders["second"])
+            for model in ("tiny-asr", "red"):
+                connection.session.update(session=session(transcription={"model": model}))
+                until(connection, "session.updated")
+            assert said(connection) == after
+        assert_idle(server.llm)
 
 
 @pytest.mark.parametrize(
