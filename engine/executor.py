@@ -57,6 +57,9 @@ class Executor(Protocol):
     def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter | None:
         """Read an adapter for requests. Arguments, result and errors: see `AdapterStore.load`."""
 
+    def cancel_loading(self) -> None:
+        """Free what `load_adapter` has read so far, if it has not read the whole adapter."""
+
     def unload_adapter(self, identity: str) -> None:
         """Free an adapter. No sequence uses it."""
 
@@ -167,6 +170,10 @@ class LocalExecutor:
 
     def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter | None:
         return self.runner.load_adapter(Path(folder), seconds, resume)
+
+    def cancel_loading(self) -> None:
+        if self.runner.adapters is not None:
+            self.runner.adapters.cancel_loading()
 
     def unload_adapter(self, identity: str) -> None:
         if self.runner.adapters is not None:

@@ -178,6 +178,9 @@ class EncoderCore:
     def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> Never:
         raise InputError("this engine has only the encoder; adapters of requests need the decoder", code="unsupported")
 
+    def cancel_loading(self) -> None:
+        """Do nothing: no adapter is read."""
+
     def unload_adapter(self, identity: str) -> None:
         """Do nothing: there are no adapters."""
 

@@ -188,6 +188,10 @@ class EngineCore:
         self._missing.discard(loaded.identity)
         return loaded
 
+    def cancel_loading(self) -> None:
+        """Free what `load_adapter` has read so far, if its caller does not go on."""
+        self.executor.cancel_loading()
+
     def unload_adapter(self, identity: str) -> None:
         """Free an adapter after its last `unload_adapter`. No sequence may use it. Unknown ones are ignored."""
         folder, count = self._adapters.pop(identity, ("", 0))

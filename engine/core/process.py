@@ -195,6 +195,11 @@ class ProcessCore:
         self._adapters[loaded.identity] = folder, self._adapters.get(loaded.identity, ("", 0))[1] + 1
         return loaded
 
+    def cancel_loading(self) -> None:
+        if not (self._closed or self._dead):
+            with suppress(EngineDeadError):  # the next `check_alive` raises it
+                self._ask("cancel_loading")
+
     def unload_adapter(self, identity: str) -> None:
         folder, count = self._adapters.pop(identity, ("", 0))
         if count > 1:

@@ -189,6 +189,9 @@ class RankExecutor:
         self._adapters.add(loaded.identity)
         return loaded
 
+    def cancel_loading(self) -> None:
+        """Do nothing: adapters are read at once."""
+
     def unload_adapter(self, identity: str) -> None:
         self._adapters.discard(identity)
         self._all("unload_adapter", identity)

@@ -19,7 +19,7 @@ from ...checkpoints.files import read_json
 from ..lora_request import LoRARequest
 from ..types import LoadedAdapter
 from .engine_loop import EngineLoop
-from .request_handle import ServingLoop, UnloadAdapter
+from .request_handle import CancelLoading, ServingLoop, UnloadAdapter
 
 _NAME = re.compile(r"\w[\w.:@+-]*(/\w[\w.:@+-]*)*")
 _MAX_NAME = 200
@@ -300,6 +300,9 @@ class RequestAdapters:
                     raise
                 resume = False
                 continue
+            except BaseException:  # an interrupt, after which nobody goes on reading
+                self._loop.send(CancelLoading())
+                raise
             if resident is not None:
                 if resident.loaded.changes_embeddings:
                     check_added_tokens(Path(folder), self._token_to_id)

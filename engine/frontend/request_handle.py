@@ -370,6 +370,14 @@ class ResetPrefixCache:
 
 
 @dataclass(frozen=True)
+class CancelLoading:
+    """Call `EngineCore.cancel_loading`."""
+
+    def __call__(self, engine_loop: ServingLoop) -> None:
+        engine_loop.core.cancel_loading()
+
+
+@dataclass(frozen=True)
 class UnloadAdapter:
     """Call `EngineCore.unload_adapter`."""
 

@@ -145,6 +145,10 @@ class AdapterStore:
                 value=size,
             )
 
+    def cancel_loading(self) -> None:
+        """Forget the folder that `load` has begun to read."""
+        self._loading = None
+
     def unload(self, identity: str) -> None:
         self._adapters.pop(identity, None)
 

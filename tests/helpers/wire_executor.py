@@ -53,6 +53,9 @@ class WireExecutor:
         loaded: LoadedAdapter | None = self._through(self._local.load_adapter(folder, seconds, resume))
         return loaded
 
+    def cancel_loading(self) -> None:
+        self._local.cancel_loading()
+
     def unload_adapter(self, identity: str) -> None:
         self._local.unload_adapter(identity)
 

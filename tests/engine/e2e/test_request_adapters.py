@@ -422,6 +422,58 @@ def test_an_interrupted_load_keeps_nothing(base: Path, folders: list[Path], monk
         llm.load_adapter("a", folders[1])  # no lock is held
 
 
+@pytest.mark.parametrize("process", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_between_two_parts_leaves_nothing_that_was_read(
+    base: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch, process: bool, error: type[BaseException]
+) -> None:
+    with make_llm(ROWS["qwen2_vl"], base, enable_lora=True, engine_process=process) as llm:
+        real, asked = llm.engine.loop.call, list[object]()
+
+        def call(message: Any) -> Any:
+            future = real(message)
+            wait([future])
+            asked.append(future.result())
+            if len(asked) == 5:
+                raise error
+            return future
+
+        monkeypatch.setattr(adapters, "_SLICE_SECONDS", 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine.loop, "call", call)
+            with pytest.raises(error):
+                llm.load_adapter("a", folders[1])
+        assert asked == [None] * 5
+        monkeypatch.undo()
+        core = llm.engine.loop.core
+        if process:
+            future = real(lambda loop: loop.core.load_adapter(str(folders[1]), 0.0, True))
+            assert future.result() is None  # reading begins: one part is not enough
+        else:
+            assert loaded(llm) == set()
+            assert store(llm)._loading is None
+        assert not core._adapters
+        assert llm.list_adapters() == ()
+        llm.load_adapter("a", folders[1])
+
+
+def test_an_error_while_an_adapter_is_read_leaves_nothing(
+    base: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_llm(ROWS["qwen2_vl"], base, enable_lora=True) as llm:
+        before = llm.load_adapter("a", folders[2])
+        identities = loaded(llm)
+        for place in ("change_digest", "file_headers", "read_file"):
+            with monkeypatch.context() as patch:
+                patch.setattr(adapter_store, place, lambda *_: [].pop())
+                with pytest.raises(IndexError):
+                    llm.load_adapter("a", folders[1])
+            assert loaded(llm) == identities
+            assert store(llm)._loading is None
+            assert llm.list_adapters() == (before,)
+        llm.load_adapter("a", folders[1])
+
+
 def test_a_closed_engine_loads_nothing(base: Path, folders: list[Path]) -> None:
     with make_llm(ROWS["qwen2_vl"], base, enable_lora=True) as llm:
         llm.load_adapter("a", folders[1])
