@@ -14,22 +14,15 @@ class SequenceData:
         token_ids: all tokens that are known on the host.
         features: items in order of their offset.
         prompt_length: tokens that the sequence began with, less those rolled back.
+        cross_rows: encoder rows that the sequence reads through cross-attention.
     """
 
     def __init__(self, message: EngineRequest) -> None:
-        self.message = message
+        self.message, self.request_id = message, message.request_id
         self.token_ids = list(message.prompt_token_ids)
         self.features = list(message.features)
         self.prompt_length = len(self.token_ids)
-
-    @property
-    def request_id(self) -> str:
-        return self.message.request_id
-
-    @property
-    def cross_rows(self) -> int:
-        """Encoder rows that the sequence reads through cross-attention."""
-        return sum(item.range.num_embeds for item in self.message.cross)
+        self.cross_rows = sum(item.range.num_embeds for item in message.cross)
 
     def item(self, index: int) -> MultiModalFeature:
         """Return the item with this index; from CROSS down, those of the encoder input."""

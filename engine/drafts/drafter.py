@@ -120,11 +120,9 @@ class Drafter:
         return bool(drafts.proposers)
 
     def predicts(self, sequence: Drafted) -> bool:
-        """Return False once what the worker predicts for a sequence is not proposed any more."""
+        """Return False once what the worker predicts for a sequence is not proposed any more. Needs `limits.predicted`."""
         drafts = sequence.drafts
-        if drafts is None or not self.limits.predicted:
-            return True
-        return any(isinstance(proposer, PredictedProposer) for proposer in drafts.proposers)
+        return drafts is None or any(isinstance(proposer, PredictedProposer) for proposer in drafts.proposers)
 
     def _make(self, message: EngineRequest) -> Iterable[Proposer]:
         limits, draft = self.limits, message.draft_token_ids
@@ -145,8 +143,8 @@ class Drafter:
                 if proposer is not None:
                     yield proposer
 
-    def plan(self, sequences: Sequence[Drafted], rows: int) -> None:
-        """Draft for the sequences that decode in a step; `take` returns what was chosen for each.
+    def plan(self, sequences: Sequence[Drafted], rows: int) -> bool:
+        """Draft for the sequences that decode in a step; `take` returns what was chosen for each. Return whether any has some.
 
         Args:
             rows: rows of the step without drafts.
@@ -164,6 +162,7 @@ class Drafter:
             choose_depths(slots, len(sequences), rows, self.costs)
             for slot, drafts in zip(slots, planned, strict=True):
                 drafts.depth = slot.depth
+        return bool(slots)
 
     def _propose(self, sequence: Drafted, drafts: SequenceDrafts) -> Sequence[float]:
         """Ask the proposers of a sequence, and choose the one with the most expected tokens. Return its survival."""

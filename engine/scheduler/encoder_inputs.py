@@ -103,6 +103,8 @@ class EncoderInputs:
             The number of tokens that can be computed now (up to the first item without encoder rows), and the items to encode.
         """
         tasks: list[EncodeTask] = []
+        if request.cross_written and request.next_feature == len(request.features):
+            return count, tasks
         stop = count
         for index, feature in self._needed(request, count):
             rows = feature.range.num_embeds
@@ -153,7 +155,7 @@ class EncoderInputs:
         while request.next_feature < len(features) and features[request.next_feature].range.end <= request.num_computed:
             self.cache.mark_computed(features[request.next_feature].hash, request.item_user(request.next_feature))
             request.next_feature += 1
-        if request.cross_written:
+        if request.cross_written and request.message.cross:
             for index, item in request.cross_items():
                 self.cache.mark_computed(item.hash, request.item_user(index))
 

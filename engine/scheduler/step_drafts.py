@@ -27,7 +27,8 @@ class StepDrafts:
         self, block_tables: BlockTables, limits: SchedulerLimits, max_length: int, drafter: Drafter | None = None
     ) -> None:
         self._block_tables, self._limits, self._max_length, self.drafter = block_tables, limits, max_length, drafter
-        self.propose: Propose | None = None if drafter is None else drafter.take
+        self.propose: Propose | None = None  # guesses in the drafter's place
+        self._has_drafts = False  # in the step that is scheduled
         self.reason = "off"  # why there is no drafter, as `EngineStats.no_drafts`
 
     def _may_draft(self, request: Request) -> bool:
@@ -38,38 +39,44 @@ class StepDrafts:
 
     def has_proposers(self, request: Request) -> bool:
         """Return whether a sequence that decodes may get guesses."""
-        return self.drafter is not None and self._may_draft(request) and self.drafter.drafts_for(request)
+        return self.drafter is not None and self.drafter.drafts_for(request) and self._may_draft(request)
 
     def plan(self, running: Sequence[Request]) -> None:
         """Draft for the running sequences that decode."""
-        if self.drafter is None or self.propose is None:
+        self._has_drafts = self.propose is not None
+        if self.drafter is None or not any(map(self.drafter.drafts_for, running)):
             return
         decoding = [request for request in running if self._may_draft(request)]
         if decoding:
             rows = min(sum(request.remaining for request in running), self._limits.max_num_batched_tokens)
-            self.drafter.plan(decoding, rows)
+            self._has_drafts |= self.drafter.plan(decoding, rows)
 
     def take(self, request: Request, budget: int) -> tuple[int, ...]:
         """Return guesses of a sequence's next tokens, as many as the step, its blocks and the rest of its answer have room for.
 
         `budget`: rows of the step that this sequence may take.
         """
-        if self.propose is None or not self._may_draft(request):
+        if not self._has_drafts or not self._may_draft(request):
             return ()
+        propose = self.propose
+        if propose is None:
+            assert self.drafter is not None
+            propose = self.drafter.take
         room = min(budget, self._limits.max_chunk) - request.remaining
         room = min(room, request.room(self._max_length) - 1, self._block_tables.room_to_state(request))
-        drafts = tuple(self.propose(request, room))[:room] if room > 0 else ()
+        drafts = tuple(propose(request, room))[:room] if room > 0 else ()
         return drafts if drafts and self._block_tables.grow(request, len(drafts)) else ()
 
     def predicts(self, request: Request) -> bool:
         """Return False once what the worker predicts for a sequence is not proposed any more."""
-        return self.drafter is None or self.drafter.predicts(request)
+        return self.drafter is None or not self.drafter.limits.predicted or self.drafter.predicts(request)
 
     def start_step(self, output: SchedulerOutput) -> None:
         """Note that a step begins."""
         if self.drafter is not None:
-            decodes = not output.encode and all(task.num_tokens == task.num_sampled for task in output.scheduled)
-            self.drafter.start_step(sum(task.num_tokens for task in output.scheduled) * decodes)
+            rows = sum([task.num_tokens for task in output.scheduled])
+            decodes = not output.encode and rows == sum([task.num_sampled for task in output.scheduled])
+            self.drafter.start_step(rows * decodes)
 
     def end_step(self, done: StepOutput) -> None:
         """Record how long the step and its predictions took."""

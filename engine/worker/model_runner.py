@@ -316,7 +316,7 @@ class ModelRunner:
         kept = [
             (sequence, hidden[start:stop], task.num_computed)
             for (sequence, task), start, stop, good in zip(scheduled, starts, starts[1:], finite, strict=False)
-            if good and keeps_rows(sequence.message.pooling)
+            if good and sequence.message.pooling is not None and keeps_rows(sequence.message.pooling)
         ]
         for part in self._by_adapter(kept):
             keep_rows(part, self.model)

@@ -31,7 +31,7 @@ def free_drafter(
 
 def use(scheduler: Any, drafter: Drafter | None) -> None:
     """Let a scheduler draft with this drafter, or not at all."""
-    scheduler.drafts.drafter, scheduler.drafts.propose = drafter, None if drafter is None else drafter.take
+    scheduler.drafts.drafter = drafter
 
 
 @contextmanager
