@@ -30,11 +30,18 @@ text layer as its draft. "reading": by a model or another reader. "unread": noth
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a block. `confidence` is from 0 to 1, None if the source gives none."""
+    """A line of a block.
+
+    Args:
+        confidence: mean of those of its words, None if the source gives none.
+        word_confidences: of each word (`text.split()`), from 0 to 1: the share of such words that are right; () if the source
+            gives none.
+    """
 
     text: str
     box: Box | None = None
     confidence: float | None = None
+    word_confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,8 @@ class Block:
         level: of a heading, or of an item in a list of a model, from 1.
         cells: of a table.
         continues: the paragraph or table began on the page before.
-        confidence: from 0 to 1, None if the source gives none.
+        confidence: mean of those of its words, from 0 to 1; None if the source gives none. With the source "reader", it is the
+            share of words that should be right; with "model", the mean probability of a word, which is not calibrated.
         model: name of the model or reader; "" for the text layer.
     """
 
@@ -91,6 +99,7 @@ class PageRecord:
         error: why there is no text; None if it was read, or is blank.
         doubt: why the text is probably wrong; None if nothing speaks against it.
         numbers: of the text layer and of the reading, if the page has both.
+        confidence: mean over its words, as in its blocks; None if the source gives none.
     """
 
     number: int
@@ -103,6 +112,7 @@ class PageRecord:
     error: ErrorInfo | None = None
     doubt: str | None = None
     numbers: NumberCheck | None = None
+    confidence: float | None = None
 
     @property
     def text(self) -> str:

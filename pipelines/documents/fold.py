@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .blocks import HYPHENATED, Block, Kind, Line, PageRecord, body_of, num_columns, repeated_rows, union
+from .confidence import confidence_of
 
 _EDGE = 0.15  # share of the page's height at the top and at the bottom where headers and footers stand
 _LINES = 3  # of each edge, at most
@@ -132,8 +133,9 @@ def _divided(block: Block, kinds: dict[int, Kind]) -> Iterator[Block]:
     for line in reversed(block.lines[end:]):
         text = text.removesuffix(line.text).rstrip()
     if start < end:
-        boxes = [line.box for line in block.lines[start:end] if line.box is not None]
-        yield replace(block, text=text, lines=block.lines[start:end], box=union(boxes))
+        lines = block.lines[start:end]
+        boxes = [line.box for line in lines if line.box is not None]
+        yield replace(block, text=text, lines=lines, box=union(boxes), confidence=confidence_of(lines))
     for i in range(end, len(found)):
         yield _single(block, block.lines[i], found[i])
 

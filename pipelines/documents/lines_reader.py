@@ -20,6 +20,7 @@ from ...mm.media.page_rules import Rule
 from ...mm.media.picture_rules import picture_rules
 from ...mm.media.policy import MediaPolicy
 from .blocks import PageRecord
+from .confidence import CharScores, confidence_of
 from .page_blocks import page_blocks
 from .page_frame import LINE_HEIGHT, PageFrame, Point, Quad, frame_of, inner_box
 from .page_task import PageTask
@@ -29,7 +30,7 @@ from .ways import ReaderKind
 
 _Picture = NDArray[np.uint8]
 PACKAGES = ("rapidocr", "onnxruntime")
-_MIN_CONFIDENCE = 0.5  # mean confidence of a page's lines; below it, the page is doubted
+_MIN_CONFIDENCE = 0.5  # of a page; below it, the page is doubted
 _TALL = 1.5  # ratio of height to width; RapidOCR turns taller lines by a quarter before it reads them
 _WIDTH = 0.8  # maximum width of a character, in line heights
 _SQUEEZED = 4.0  # ratio of width to height; wider lines are squeezed too much for the classifier of turned lines
@@ -41,12 +42,13 @@ class ReadLine:
 
     Args:
         quad: its corners.
-        places: middle of each character that is no space, as a share of the line's width; () if they are not known.
+        scores: of each character that is no space, from 0 to 1; they are not calibrated.
+        places: middle of each of these characters, as a share of the line's width; () if they are not known.
     """
 
     text: str
     quad: Quad
-    confidence: float
+    scores: CharScores
     places: tuple[float, ...] = ()
 
 
@@ -118,21 +120,22 @@ class LinesReader:
 
     def _read(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> PageRecord:
         pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy)).numpy()
-        lines = self._lines(pixels, stop)
+        lines = self.lines(pixels, stop)
         if not lines:
             return page.record()
-        mean = sum(line.confidence for line in lines) / len(lines)
-        doubt = f"the mean confidence of its lines is {mean:.2f}" if mean < _MIN_CONFIDENCE else None
         frame = frame_of([line.quad for line in lines], (pixels.shape[1], pixels.shape[0]))
         rules = frame_rules(pixels, [inner_box(frame.box_of(line.quad)) for line in lines], frame)
         verticals = verticals_of(rules)
-        parts = [(part, line.confidence) for line in lines for part in line_parts(line, frame, verticals)]
+        parts = [part for line in lines for part in _scored_parts(line, frame, verticals)]
         blocks = page_blocks(
-            [part for part, _ in parts], [sure for _, sure in parts], reading_order, rules, "reader", self.name
+            [part for part, _ in parts], [scores for _, scores in parts], reading_order, rules, "reader", self.name
         )
-        return page.record(tuple(frame.placed(block, page.scale) for block in blocks), doubt=doubt)
+        confidence = confidence_of(line for block in blocks for line in block.lines)
+        is_doubtful = confidence is not None and confidence < _MIN_CONFIDENCE
+        doubt = f"only {confidence:.0%} of its words should be right, by their confidences" if is_doubtful else None
+        return page.record(tuple(frame.placed(block, page.scale) for block in blocks), doubt=doubt, confidence=confidence)
 
-    def _lines(self, pixels: _Picture, stop: StopSignal) -> list[ReadLine]:
+    def lines(self, pixels: _Picture, stop: StopSignal) -> list[ReadLine]:
         """Return the lines of a picture `[height, width, 3]` in any order."""
         with self._lock:
             self._stop = stop
@@ -144,7 +147,8 @@ class LinesReader:
         for corners, text, score, words in zip(result.boxes, result.txts, result.scores, result.word_results, strict=True):
             if text.strip():
                 quad = _text_quad([(float(x), float(y)) for x, y in corners], turns)
-                lines.append(ReadLine(text, quad, round(float(score), 4), words[0][0]))
+                places, scores = words[0][0]
+                lines.append(ReadLine(text, quad, scores or (float(score),) * sum(map(len, text.split())), places))
         return lines
 
 
@@ -163,9 +167,10 @@ def _shape(corners: Any) -> float:
 
 
 def _with_places(images: object, boxes: object, result: Any, single: bool) -> Any:
-    """Return a result of recognition whose words are the places of each line's characters, in RapidOCR's triple."""
+    """Return a result of recognition whose words are the places and scores of each line's characters, in RapidOCR's triple."""
     result.word_results = tuple(
-        [(_places(text, info), None, True)] for text, info in zip(result.txts, result.word_results, strict=True)
+        [((_places(text, info), _scores(text, info)), None, True)]
+        for text, info in zip(result.txts, result.word_results, strict=True)
     )
     return result
 
@@ -179,6 +184,22 @@ def _places(text: str, info: Any) -> tuple[float, ...]:
     if len(steps) != sum(not char.isspace() for char in text) or not info.line_txt_len:
         return ()
     return tuple(min((step + 0.5) / info.line_txt_len, 1.0) for step in steps)
+
+
+def _scores(text: str, info: Any) -> CharScores:
+    """Return the score of each character except spaces; () if they do not fit the text."""
+    if len(info.confs) != len(text):
+        return ()
+    return tuple(round(float(score), 4) for char, score in zip(text, info.confs, strict=True) if not char.isspace())
+
+
+def _scored_parts(line: ReadLine, frame: PageFrame, verticals: Verticals) -> Iterator[tuple[TextLine, CharScores]]:
+    """Yield the parts of a line with the scores of their characters."""
+    at = 0
+    for part in line_parts(line, frame, verticals):
+        count = sum(map(len, part.text.split()))
+        yield part, line.scores[at : at + count]
+        at += count
 
 
 def line_parts(line: ReadLine, frame: PageFrame, verticals: Verticals) -> Iterator[TextLine]:

@@ -30,10 +30,9 @@ def hocr(source: str, error: str | None, pages: Iterable[PageRecord]) -> Iterato
             yield f'<p class="ocr_par" id="par_{page.number}_{order}" title="bbox {_corners(_block_box(page, block))}">\n'
             for line, box in placed_lines(page, block):
                 yield f'<span class="ocr_line" title="bbox {_corners(box)}">'
-                wconf = "" if line.confidence is None else f"; x_wconf {round(100 * line.confidence)}"
                 words = (
-                    f'<span class="ocrx_word" title="bbox {_corners(word_box)}{wconf}">{_xml(word)}</span>'
-                    for word, word_box in _words(line.text, box)
+                    f'<span class="ocrx_word" title="bbox {_corners(word_box)}{_wconf(sure)}">{_xml(word)}</span>'
+                    for word, word_box, sure in _words(line, box)
                 )
                 yield f"{' '.join(words)}</span>\n"
             yield "</p>\n"
@@ -55,10 +54,9 @@ def alto(source: str, error: str | None, pages: Iterable[PageRecord]) -> Iterato
         for order, block in enumerate(page.blocks):
             yield f'<TextBlock ID="block_{page.number}_{order}" {_place(_block_box(page, block))}>\n'
             for line, box in placed_lines(page, block):
-                confidence = "" if line.confidence is None else f' WC="{line.confidence:.2f}"'
                 strings = (
-                    f'<String CONTENT="{_xml(word)}" {_place(word_box)}{confidence}/>'
-                    for word, word_box in _words(line.text, box)
+                    f'<String CONTENT="{_xml(word)}" {_place(word_box)}{_wc(sure)}/>'
+                    for word, word_box, sure in _words(line, box)
                 )
                 yield f"<TextLine {_place(box)}>{'<SP/>'.join(strings)}</TextLine>\n"
             yield "</TextBlock>\n"
@@ -76,11 +74,21 @@ def placed_lines(page: PageRecord, block: Block) -> Iterator[tuple[Line, Box]]:
         yield line, share if line.box is None else pixel_box(line.box, page.scale)
 
 
-def _words(text: str, box: Box) -> Iterator[tuple[str, Box]]:
+def _words(line: Line, box: Box) -> Iterator[tuple[str, Box, float | None]]:
+    """Yield the words of a line with their boxes and confidences."""
     left, top, right, bottom = box
-    for match in re.finditer(r"\S+", text):
-        start, end = (left + (right - left) * at / len(text) for at in match.span())
-        yield match[0], (start, top, end, bottom)
+    for index, match in enumerate(re.finditer(r"\S+", line.text)):
+        start, end = (left + (right - left) * at / len(line.text) for at in match.span())
+        sure = line.word_confidences[index] if line.word_confidences else line.confidence
+        yield match[0], (start, top, end, bottom), sure
+
+
+def _wconf(confidence: float | None) -> str:
+    return "" if confidence is None else f"; x_wconf {round(100 * confidence)}"
+
+
+def _wc(confidence: float | None) -> str:
+    return "" if confidence is None else f' WC="{confidence:.2f}"'
 
 
 def _page_box(page: PageRecord) -> Box:

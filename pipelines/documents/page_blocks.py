@@ -8,7 +8,8 @@ from ...engine.elements import read_table
 from ...mm.media.markup import TextPart
 from ...mm.media.page_facts import TextLine
 from ...mm.media.page_rules import Rule
-from .blocks import Block, Line, Source, table_text
+from .blocks import Block, Source, table_text
+from .confidence import CharScores, confidence_of, scored_line
 from .markdown import markdown_file_blocks, plain_text_blocks
 from .text_blocks import HYPHEN, blocks_of, body_size, column_spans
 from .text_tables import TextTable, find_tables
@@ -18,7 +19,7 @@ Order = Callable[[Sequence[TextLine]], list[int]]
 
 def page_blocks(
     lines: Sequence[TextLine],
-    confidences: Sequence[float | None],
+    scores: Sequence[CharScores],
     order: Order,
     rules: Sequence[Rule] = (),
     source: Source = "text_layer",
@@ -27,13 +28,14 @@ def page_blocks(
     """Return the blocks of lines in reading order.
 
     Args:
+        scores: of the characters of each line.
         order: returns the indices of lines in reading order. A table is one line without text for it.
         rules: horizontal and vertical lines of the page.
     """
     tables = find_tables(lines, rules, column_spans(lines))
     if not tables:
         indices = order(lines)
-        return blocks_of([lines[i] for i in indices], [confidences[i] for i in indices], source, model)
+        return blocks_of([lines[i] for i in indices], [scores[i] for i in indices], source, model)
     body, owners = body_size(lines), {min(table.lines): table for table in tables}
     taken = {index for table in tables for index in table.lines}
     kept = [index for index in range(len(lines)) if index not in taken or index in owners]
@@ -41,13 +43,13 @@ def page_blocks(
     blocks, run = list[Block](), list[int]()
 
     def end_run() -> None:
-        blocks.extend(blocks_of([lines[i] for i in run], [confidences[i] for i in run], source, model, body))
+        blocks.extend(blocks_of([lines[i] for i in run], [scores[i] for i in run], source, model, body))
         run.clear()
 
     for index in (kept[i] for i in order(shown)):
         if index in owners:
             end_run()
-            blocks.append(_table_block(owners[index], confidences, source, model))
+            blocks.append(_table_block(owners[index], scores, source, model))
         else:
             run.append(index)
     end_run()
@@ -70,9 +72,10 @@ def _part_blocks(part: TextPart) -> Iterable[Block]:
     return (Block("table", table_text(cells), cells=cells),)
 
 
-def _table_block(table: TextTable, confidences: Sequence[float | None], source: Source, model: str) -> Block:
-    lines = tuple(Line(piece.text.replace(HYPHEN, "-"), piece.box, confidences[piece.line]) for piece in table.pieces)
-    known = [line.confidence for line in lines if line.confidence is not None]
-    confidence = round(sum(known) / len(known), 4) if known else None
+def _table_block(table: TextTable, scores: Sequence[CharScores], source: Source, model: str) -> Block:
+    lines = tuple(
+        scored_line(piece.text.replace(HYPHEN, "-"), piece.box, scores[piece.line][piece.first :]) for piece in table.pieces
+    )
+    confidence = confidence_of(lines)
     text = table_text(table.cells)
     return Block("table", text, table.box, lines, confidence=confidence, source=source, model=model, cells=table.cells)

@@ -26,14 +26,30 @@ class PageTask:
     reason: str
     scale: float
 
-    def record(self, blocks: tuple[Block, ...] = (), error: ErrorInfo | None = None, doubt: str | None = None) -> PageRecord:
+    def record(
+        self,
+        blocks: tuple[Block, ...] = (),
+        error: ErrorInfo | None = None,
+        doubt: str | None = None,
+        confidence: float | None = None,
+    ) -> PageRecord:
         """Return the outcome of the page, with a doubt if its text does not agree with the facts about the page."""
         facts, numbers = self.facts, None
         if self.way in ("draft", "reading"):
             numbers = compare_numbers(facts, blocks)
             doubt = doubt or doubt_of(facts, blocks)
         return PageRecord(
-            self.number, facts.width, facts.height, self.scale, self.way, self.reason, blocks, error, doubt, numbers
+            number=self.number,
+            width=facts.width,
+            height=facts.height,
+            scale=self.scale,
+            way=self.way,
+            reason=self.reason,
+            blocks=blocks,
+            error=error,
+            doubt=doubt,
+            numbers=numbers,
+            confidence=confidence,
         )
 
 

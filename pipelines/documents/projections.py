@@ -131,6 +131,7 @@ def page_fields(page: PageRecord) -> dict[str, Any]:
         "reason": page.reason,
         "error": _error(page.error),
         "doubt": page.doubt,
+        "confidence": page.confidence,
         **({"numbers": asdict(page.numbers)} if page.numbers is not None else {}),
         "blocks": [_block_fields(order, block, page.scale) for order, block in enumerate(page.blocks)],
     }
@@ -156,7 +157,8 @@ def _block_fields(order: int, block: Block, scale: float) -> dict[str, Any]:
 
 def _line_fields(line: Line, scale: float) -> dict[str, Any]:
     box_pixels = line.box and pixel_box(line.box, scale)
-    return {"text": line.text, "box": line.box, "box_pixels": box_pixels, "confidence": line.confidence}
+    fields = {"text": line.text, "box": line.box, "box_pixels": box_pixels, "confidence": line.confidence}
+    return fields | ({"word_confidences": line.word_confidences} if line.word_confidences else {})
 
 
 def _error(error: ErrorInfo | None) -> dict[str, Any] | None:

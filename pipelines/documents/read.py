@@ -157,7 +157,7 @@ class DocumentReader:
                 if facts.parts is not None:
                     blocks = part_blocks(facts.parts)
                 else:
-                    blocks = page_blocks(facts.lines, [None] * len(facts.lines), text_order, facts.rules)
+                    blocks = page_blocks(facts.lines, [()] * len(facts.lines), text_order, facts.rules)
                 self._finish(document, [task.record(blocks, doubt=doubt)])
             elif self.reader.kind == "model":
                 waiting.append(task)

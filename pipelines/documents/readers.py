@@ -15,6 +15,7 @@ from ...mm.media.pdf import holds_pictures, is_pdf
 from ...mm.media.policy import MediaPolicy, PdfFile, page_of
 from .answers import answer_blocks
 from .blocks import PageRecord
+from .confidence import with_token_confidences
 from .lines_reader import PACKAGES, LinesReader
 from .page_task import PageReader, PageTask
 from .stop import StopSignal
@@ -118,7 +119,15 @@ class ModelReader:
         except Exception as error:
             return page.record(error=info_of(error))
         cut = "it was cut off at the token limit" if result.finish_reason == "length" else None
-        return page.record(blocks, doubt=result.doubt or cut)
+        blocks, confidence = with_token_confidences(blocks, _tokens(result))
+        return page.record(blocks, doubt=result.doubt or cut, confidence=confidence)
+
+
+def _tokens(result: Page) -> list[tuple[str, float]]:
+    """Return the text and the log probability of each token of an answer."""
+    answer = result.output.outputs[0]
+    steps = zip(answer.token_ids, answer.logprobs or (), strict=False)
+    return [(step[token].decoded_token or "", step[token].logprob) for token, step in steps if token in step]
 
 
 def info_of(error: Exception) -> ErrorInfo:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ...mm.media.page_facts import Box, TextLine
-from .blocks import Block, Kind, Line, Source, union
+from .blocks import Block, Kind, Source, union
+from .confidence import CharScores, confidence_of, scored_line
 
 HYPHEN = "\u00ad"
 """At the end of a line, of a word that goes on in the next one."""
@@ -31,16 +32,21 @@ Span = tuple[float, float]
 
 def blocks_of(
     lines: Sequence[TextLine],
-    confidences: Sequence[float | None],
+    scores: Sequence[CharScores],
     source: Source = "text_layer",
     model: str = "",
     body: float | None = None,
 ) -> tuple[Block, ...]:
-    """Return the blocks of lines that stand in reading order. `body`: height of the page's text, if there are other lines."""
+    """Return the blocks of lines that stand in reading order.
+
+    Args:
+        scores: of the characters of each line.
+        body: height of the page's text, if there are other lines.
+    """
     if not lines:
         return ()
     body = body_size(lines) if body is None else body
-    pairs = list(zip(lines, confidences, strict=True))
+    pairs = list(zip(lines, scores, strict=True))
     return tuple(_block(group, body, source, model) for group in _groups(pairs))
 
 
@@ -145,7 +151,7 @@ def body_size(lines: Sequence[TextLine]) -> float:
     return max(characters, key=lambda size: (characters[size], -size)) or 1.0
 
 
-_Pair = tuple[TextLine, float | None]
+_Pair = tuple[TextLine, CharScores]
 
 
 def _groups(pairs: Sequence[_Pair]) -> Iterator[list[_Pair]]:
@@ -189,14 +195,14 @@ def _block(group: Sequence[_Pair], body: float, source: Source, model: str) -> B
     level = next((level for least, level in _HEADING_LEVELS if size >= least * body), 0) if len(text) <= _MAX_HEADING else 0
     is_item = not level and _ITEM.match(text) is not None
     kind: Kind = "heading" if level else "list_item" if is_item else "paragraph"
-    confidences = [confidence for _, confidence in group if confidence is not None]
+    shown = tuple(scored_line(line.text.replace(HYPHEN, "-"), line.box, chars) for line, chars in group)
     return Block(
         kind=kind,
         text=text,
         box=union([line.box for line in lines]),
-        lines=tuple(Line(line.text.replace(HYPHEN, "-"), line.box, confidence) for line, confidence in group),
+        lines=shown,
         level=level,
-        confidence=round(sum(confidences) / len(confidences), 4) if confidences else None,
+        confidence=confidence_of(shown),
         source=source,
         model=model,
     )

@@ -42,12 +42,16 @@ _DIGIT = re.compile(r"\d")
 
 @dataclass(frozen=True)
 class CellText:
-    """A line of text, or the part of one that stands in a cell. `line`: index of the line."""
+    """A line of text, or the part of one that stands in a cell.
+
+    `line`: index of the line. `first`: characters of the line before it, without spaces.
+    """
 
     text: str
     box: Box
     size: float
     line: int
+    first: int = 0
 
     @property
     def middle(self) -> float:
@@ -119,14 +123,13 @@ def _by_column(lines: Sequence[_Numbered], columns: Sequence[Span]) -> list[list
 
 def _pieces(index: int, line: TextLine, places: Sequence[float] | None = None) -> Iterator[CellText]:
     """Yield the parts of a line between its cuts; `places`: only cuts at these places, which are in order, count."""
-    start, left = 0, line.box[0]
+    start, left, first = 0, line.box[0], 0
     for cut in line.cuts:
         if places is None or bisect_left(places, cut.left - 1) < bisect_right(places, cut.right + 1):
-            yield CellText(
-                line.text[start : cut.position].strip(), (left, line.box[1], cut.left, line.box[3]), line.size, index
-            )
-            start, left = cut.position, cut.right
-    yield CellText(line.text[start:].strip(), (left, line.box[1], line.box[2], line.box[3]), line.size, index)
+            text = line.text[start : cut.position].strip()
+            yield CellText(text, (left, line.box[1], cut.left, line.box[3]), line.size, index, first)
+            start, left, first = cut.position, cut.right, first + sum(map(len, text.split()))
+    yield CellText(line.text[start:].strip(), (left, line.box[1], line.box[2], line.box[3]), line.size, index, first)
 
 
 def _ruled_table(grid: Grid, lines: Sequence[_Numbered]) -> TextTable | None:

@@ -55,7 +55,7 @@ def line(text: str, top: float, left: float = 50, size: float = 10, width: float
 
 
 def kinds(*lines: TextLine) -> list[tuple[str, str]]:
-    return [(block.kind, block.text) for block in blocks_of(lines, [None] * len(lines))]
+    return [(block.kind, block.text) for block in blocks_of(lines, [()] * len(lines))]
 
 
 def test_blocks_of_lines() -> None:
@@ -78,7 +78,7 @@ def test_blocks_of_lines() -> None:
         ("list_item", "• an item"),
         ("list_item", "2. another one, which is longer"),
     ]
-    assert blocks_of(lines, [None] * len(lines))[1].box == (50, 60, 250, 94)
+    assert blocks_of(lines, [()] * len(lines))[1].box == (50, 60, 250, 94)
     assert kinds() == []
 
 
@@ -93,7 +93,7 @@ class CountedBox(tuple[float, ...]):
 
 
 @pytest.mark.parametrize("num_columns", [1, 2])
-@pytest.mark.parametrize("function", [reading_order, lambda lines: blocks_of(lines, [None] * len(lines))])
+@pytest.mark.parametrize("function", [reading_order, lambda lines: blocks_of(lines, [()] * len(lines))])
 def test_the_work_grows_with_the_lines(function: Callable[[list[TextLine]], object], num_columns: int) -> None:
     def looks(number: int) -> int:
         places = [(12.0 * row, 150.0 * column) for row in range(number) for column in range(num_columns)]
@@ -119,12 +119,14 @@ def test_columns_in_columns() -> None:
 def test_an_indented_line_begins_a_paragraph() -> None:
     sides = [(65, 185), (50, 200), (50, 200), (65, 185), (50, 200)]  # left end and width
     lines = [line("word " * 8, 20 + 12 * i, left=left, width=width) for i, (left, width) in enumerate(sides)]
-    assert [len(block.lines) for block in blocks_of(lines, [None] * 5)] == [3, 2]
+    assert [len(block.lines) for block in blocks_of(lines, [()] * 5)] == [3, 2]
 
 
 def test_hocr_and_alto_hold_boxes_of_words() -> None:
     lines = [TextLine("two <words>", (10, 20, 120, 30), 10), TextLine("more", (10, 32, 50, 42), 10)]
-    blocks = (*blocks_of(lines, [0.5, 1.0], "reader", "name"), Block("page", "of a\x00\n\nmodel", source="model"))
+    shown = blocks_of(lines, [(0.99,) * 3 + (0.7,) * 7, (1.0,) * 4], "reader", "name")
+    two, angled = shown[0].lines[0].word_confidences
+    blocks = (*shown, Block("page", "of a\x00\n\nmodel", source="model"))
     failed = PageRecord(2, 100, 50, error=ErrorInfo("unsupported", "nothing -- at all"))
     document = Projected("a&b.pdf", None, [PageRecord(1, 200, 100, 2.0, "reading", "", blocks), failed])
     page = ElementTree.fromstring("".join(project(document, "hocr"))).find(".//{*}div")
@@ -132,8 +134,8 @@ def test_hocr_and_alto_hold_boxes_of_words() -> None:
     assert page.get("title") == "bbox 0 0 400 200; ppageno 0"
     words = [(word.text, word.get("title")) for word in page.iterfind(".//{*}span[@class='ocrx_word']")]
     assert words[:3] == [
-        ("two", "bbox 20 40 80 60; x_wconf 50"),
-        ("<words>", "bbox 100 40 240 60; x_wconf 50"),
+        ("two", f"bbox 20 40 80 60; x_wconf {round(100 * two)}"),
+        ("<words>", f"bbox 100 40 240 60; x_wconf {round(100 * angled)}"),
         ("more", "bbox 20 64 100 84; x_wconf 100"),
     ]
     assert [word for word, _ in words[3:]] == ["of", "a\ufffd", "model"]
@@ -142,14 +144,9 @@ def test_hocr_and_alto_hold_boxes_of_words() -> None:
     assert [page.get("WIDTH") for page in alto.iterfind(".//{*}Page")] == ["400", "100"]
     string = alto.find(".//{*}String")
     assert string is not None
-    assert string.attrib == {"CONTENT": "two", "HPOS": "20", "VPOS": "40", "WIDTH": "60", "HEIGHT": "20", "WC": "0.50"}
+    assert string.attrib == {"CONTENT": "two", "HPOS": "20", "VPOS": "40", "WIDTH": "60", "HEIGHT": "20", "WC": f"{two:.2f}"}
     assert len(list(alto.iterfind(".//{*}TextLine"))) == 4
     assert "".join(project(document, "alto")).count("<!-- not read: nothing - - at all -->") == 1
-
-
-def test_confidence_of_a_block() -> None:
-    (block,) = blocks_of([line("one line of", 20), line("two", 32)], [0.9, 0.7], "reader", "name")
-    assert (block.confidence, block.source, block.model) == (0.8, "reader", "name")
 
 
 @pytest.mark.parametrize(
@@ -484,6 +481,10 @@ def test_llm_read(tmp_path: Path) -> None:
         assert documents[3].error is not None
         assert (documents[3].error.code, documents[3].pages) == ("invalid_media", ())
         assert [documents[1].source, documents[1].failed] == [str(image), []]
+        (page,) = documents[1].pages
+        assert page.confidence is not None
+        assert page.confidence == page.blocks[0].confidence > 0.5
+        assert documents[0].pages[0].confidence is None
         written = llm.read(image, output_dir=tmp_path / "out", output_format="txt", use_tqdm=False)
         assert written == documents[1:2]
         assert (tmp_path / "out" / "line1.txt").read_text("utf-8") == f"{answer}\n"

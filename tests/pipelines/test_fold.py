@@ -22,7 +22,7 @@ def text_line(text: str, top: float, left: float = 50, width: float | None = Non
 
 
 def page(number: int, *lines: tuple[str, float], height: float = 400) -> PageRecord:
-    blocks = blocks_of([text_line(text, top) for text, top in lines], [None] * len(lines))
+    blocks = blocks_of([text_line(text, top) for text, top in lines], [()] * len(lines))
     return PageRecord(number, 300, height, way="text_layer", blocks=blocks)
 
 

@@ -62,7 +62,7 @@ def read_line(text: str, starts: dict[str, float], step: float = 8, right: float
     """Return a line whose words begin at these places, with characters of one width."""
     middles = [start + step * (i + 0.5) for word, start in starts.items() for i in range(len(word))]
     left, end = min(starts.values()), right or max(middles) + step / 2
-    return ReadLine(text, quad(left, 0, end, 20), 0.9, tuple((x - left) / (end - left) for x in middles))
+    return ReadLine(text, quad(left, 0, end, 20), (0.9,) * len(middles), tuple((x - left) / (end - left) for x in middles))
 
 
 def test_a_line_may_be_cut_at_gaps_and_rules() -> None:
@@ -81,7 +81,7 @@ def test_a_box_ends_with_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [ReadLine("a  b", quad(0, 0, 90, 20), 0.9), ReadLine("ab", quad(0, 0, 9, 90), 0.9, (0.2, 0.8))]
+    "line", [ReadLine("a  b", quad(0, 0, 90, 20), (0.9, 0.9)), ReadLine("ab", quad(0, 0, 9, 90), (0.9, 0.9), (0.2, 0.8))]
 )
 def test_lines_that_are_not_cut(line: ReadLine) -> None:
     (part,) = line_parts(line, LEVEL, verticals_of([]))
@@ -113,7 +113,10 @@ def read_picture(image: Image.Image, lines: list[tuple[str, Quad]], monkeypatch:
     """Return the record of a picture whose lines are found by a stand-in for RapidOCR."""
     columns = [list(column) for column in zip(*lines, strict=True)]
     result = SimpleNamespace(
-        boxes=np.array(columns[1]), txts=columns[0], scores=[0.9] * len(lines), word_results=[[((), None, True)]] * len(lines)
+        boxes=np.array(columns[1]),
+        txts=columns[0],
+        scores=[0.9] * len(lines),
+        word_results=[[(((), ()), None, True)]] * len(lines),
     )
     reader, file = LinesReader(), BytesIO()
     monkeypatch.setitem(reader.__dict__, "_engine", lambda pixels: result)

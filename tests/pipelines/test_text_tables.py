@@ -108,7 +108,7 @@ def test_aligned_columns() -> None:
     (table,) = find_tables(lines)
     assert texts_of(table) == [list(row) for row in DATA]
     assert [cell.text for cell in table.cells if cell.header] == ["Item", "Number", "Price"]
-    blocks = page_blocks(lines, [None] * len(lines), text_order)
+    blocks = page_blocks(lines, [()] * len(lines), text_order)
     assert [block.kind for block in blocks] == ["paragraph", "table", "paragraph"]
     assert blocks[1].text == "Item\tNumber\tPrice\napples\t12\t3.40\na long name\t7\t1.25\npears\t\t2.00"
     assert len(blocks[1].lines) == 11
@@ -194,7 +194,7 @@ def test_a_table_in_a_column_of_text() -> None:
     prose = [part for n in range(40) for part in row(50 + 12 * n, (300, "this is running text in a column"))]
     table = rows(*DATA[:3], lefts=(20, 110, 200), top=62, step=12)
     left = [part for n in range(10) for part in row(110 + 12 * n, (20, "this is running text in a column"))]
-    blocks = page_blocks([*table, *left, *prose], [None] * (len(table) + 50), text_order)
+    blocks = page_blocks([*table, *left, *prose], [()] * (len(table) + 50), text_order)
     assert [block.kind for block in blocks] == ["table", "paragraph", "paragraph"]
     assert blocks[0].text.splitlines()[1] == "apples\t12\t3.40"
 
