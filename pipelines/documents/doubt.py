@@ -13,10 +13,29 @@ from .ways import why_broken
 MAX_LISTED = 50
 """Numbers of each side that a record lists."""
 _PER_MARK = 25  # characters for each mark that the page shows, of which letters or words are at least one
-_SPARE = 50  # characters
+SPARE = 50
+"""Characters of a reading that nothing has to show."""
+_PER_HEIGHT = 10  # characters of a line for each of its heights, at most; narrow print has about 4
 _LEAST = 5  # numbers of a text layer that say something about a reading
 _AGREED = 0.5  # share of them that a good reading has
 _NUMBER = re.compile(r"\d+(?:[.,'\u202f\u00a0]\d+)*")
+
+
+def invented(blocks: Sequence[Block], room: float) -> str | None:
+    """Return why a reading is probably invented, None if the lines that stand on its page have room for it.
+
+    Args:
+        room: the length of these lines, in their heights.
+    """
+    count = num_characters(blocks)
+    if count <= _PER_HEIGHT * room + SPARE:
+        return None
+    lines = f"lines that are {room:.0f} times as long as high" if room else "no lines of text"
+    return f"it has {count:,} characters, and the page shows {lines}"
+
+
+def num_characters(blocks: Sequence[Block]) -> int:
+    return sum(not char.isspace() for block in blocks for char in block.text)
 
 
 def compare_numbers(facts: PageFacts, blocks: Sequence[Block]) -> NumberCheck | None:
@@ -42,8 +61,8 @@ def _numbers(texts: Iterable[str]) -> Counter[str]:
 
 def doubt_of(facts: PageFacts, blocks: Sequence[Block]) -> str | None:
     """Return why the reading of a page is probably wrong, None if nothing speaks against it."""
-    count = sum(not char.isspace() for block in blocks for char in block.text)
-    if facts.num_chars == 0 and facts.marks is not None and count > _PER_MARK * facts.marks + _SPARE:
+    count = num_characters(blocks)
+    if facts.num_chars == 0 and facts.marks is not None and count > _PER_MARK * facts.marks + SPARE:
         return f"it has {count:,} characters, and the page shows {facts.marks:,} marks"
     if not blocks or why_broken(facts):
         return None

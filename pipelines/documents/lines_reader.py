@@ -135,6 +135,15 @@ class LinesReader:
         doubt = f"only {confidence:.0%} of its words should be right, by their confidences" if is_doubtful else None
         return page.record(tuple(frame.placed(block, page.scale) for block in blocks), doubt=doubt, confidence=confidence)
 
+    def room(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> float:
+        """Return the length of all lines that stand on a page, in their heights. They are found, but not read."""
+        pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy)).numpy()
+        with self._lock:
+            self._stop = stop
+            boxes = self._engine(pixels[..., ::-1], use_cls=False, use_rec=False).boxes
+        shapes = () if boxes is None else map(_shape, boxes)
+        return sum(max(shape, 1 / max(shape, 1e-6)) for shape in shapes)
+
     def lines(self, pixels: _Picture, stop: StopSignal) -> list[ReadLine]:
         """Return the lines of a picture `[height, width, 3]` in any order."""
         with self._lock:

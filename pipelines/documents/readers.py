@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,9 +17,10 @@ from ...mm.media.policy import MediaPolicy, PdfFile, page_of
 from .answers import answer_blocks
 from .blocks import PageRecord
 from .confidence import with_token_confidences
+from .doubt import SPARE, invented, num_characters
 from .lines_reader import PACKAGES, LinesReader
 from .page_task import PageReader, PageTask
-from .stop import StopSignal
+from .stop import ReadingStopped, StopSignal
 from .ways import INSTALL, ReaderKind
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from ..ocr import Page
     from ..run import Task
 
+_log = logging.getLogger("sensorium")
 _ENGINE_OPTIONS = (
     "dtype", "quantization", "kv_cache_dtype", "mm_processor_kwargs", "hf_overrides", "generation_config",
     "override_generation_config",
@@ -75,6 +78,7 @@ class ModelReader:
         engine.loop.check_ready(())
         self._engine, self._options = engine, OcrOptions(question, max_tokens, cache_salt=cache_salt)
         self._run = run or self._run_all
+        self._finder = find_lines_reader()  # shows which pages have no text for what the model writes
         self._lease = None if adapter is None else engine.adapters.lease(adapter)  # kept: all pages use this content
         if self._lease is not None:
             self._lease.load()
@@ -97,6 +101,7 @@ class ModelReader:
             "chat_template": self._engine.tokenizer.chat_template,
             "question": self._options.question,
             "max_tokens": self._options.max_tokens,
+            **({} if self._finder is None else {"finder": self._finder.digest}),
             **{name: getattr(config, name) for name in _ENGINE_OPTIONS},
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=_plain).encode()).hexdigest()
@@ -107,7 +112,20 @@ class ModelReader:
 
         images = [_image_of(page) for page in pages]
         results = self._run(with_adapters(self._engine, ocr_tasks(self._engine, images, self._options), self._lease))
-        return [self._record(page, result) for page, result in zip(pages, results, strict=True)]
+        records = [self._record(page, result) for page, result in zip(pages, results, strict=True)]
+        return [self._checked(page, record, policy, stop) for page, record in zip(pages, records, strict=True)]
+
+    def _checked(self, page: PageTask, record: PageRecord, policy: MediaPolicy, stop: StopSignal) -> PageRecord:
+        """Return the record of a page, with a doubt if its text is probably invented, as on blank or noisy pages."""
+        if self._finder is None or record.doubt or page.facts.num_chars or num_characters(record.blocks) <= SPARE:
+            return record
+        try:
+            return replace(record, doubt=invented(record.blocks, self._finder.room(page, policy, stop)))
+        except ReadingStopped:
+            raise
+        except Exception:  # the reading itself is there
+            _log.exception("the lines of a page cannot be looked for")
+            return record
 
     def _record(self, page: PageTask, result: Page) -> PageRecord:
         """Return the record of a page. An answer that cannot be read as blocks is an error of this page alone."""
@@ -155,4 +173,9 @@ def _image_of(page: PageTask) -> object:
 
 def find_reader() -> PageReader:
     """Return the reader that is installed."""
-    return LinesReader() if all(find_spec(name) is not None for name in PACKAGES) else NoReader()
+    return find_lines_reader() or NoReader()
+
+
+def find_lines_reader() -> LinesReader | None:
+    """Return the reader of printed lines, None if it is not installed."""
+    return LinesReader() if all(find_spec(name) is not None for name in PACKAGES) else None

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
-from sensorium.mm.media.page_facts import PageFacts, TextLine
+from PIL import Image, ImageDraw, ImageFont
+from sensorium.mm.media.page_facts import PageFacts, TextLine, page_facts
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.pipelines.documents import readers
 from sensorium.pipelines.documents.blocks import Block, NumberCheck, PageRecord
-from sensorium.pipelines.documents.doubt import compare_numbers, doubt_of
+from sensorium.pipelines.documents.doubt import SPARE, compare_numbers, doubt_of, invented
+from sensorium.pipelines.documents.lines_reader import LinesReader
 from sensorium.pipelines.documents.page_task import PageTask
 from sensorium.pipelines.documents.projections import page_fields
+from sensorium.pipelines.documents.readers import ModelReader
+from sensorium.pipelines.documents.stop import StopSignal
 
 
 def facts(text: str, **changes: int) -> PageFacts:
@@ -69,3 +80,105 @@ def test_records_of_readings_have_both() -> None:
     layer = PageTask(b"", 1, page, "text_layer", "", 1.0).record(read("1 2 8"))
     assert (layer.numbers, layer.doubt) == (None, None)
     assert "numbers" not in page_fields(PageRecord(1))
+
+
+def test_readings_for_which_a_page_has_no_room_are_invented() -> None:
+    assert invented(read("a" * SPARE), 0.0) is None
+    assert invented(read("a" * (SPARE + 1)), 0.0) is not None
+    assert invented(read("a" * (SPARE + 100)), 10.0) is None
+    assert invented(read("a" * (SPARE + 101)), 10.0) is not None
+
+
+class Finder:
+    """Stands for the reader of printed lines, which finds so much text."""
+
+    digest = "finder 1"
+
+    def __init__(self, room: float | Exception) -> None:
+        self.result, self.pages = room, list[int]()
+
+    def room(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> float:
+        self.pages.append(page.number)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("room", "page", "text", "is_doubted"),
+    [
+        (0.0, facts("", marks=900), "an invented text " * 20, True),
+        (90.0, facts("", marks=900), "an invented text " * 20, False),
+        (RuntimeError(), facts("", marks=900), "an invented text " * 20, False),
+    ],
+)
+def test_a_models_reading_is_compared_with_the_lines_of_its_page(
+    room: Any, page: PageFacts, text: str, is_doubted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finder = Finder(room)
+    reader = ModelReader.__new__(ModelReader)
+    monkeypatch.setattr(reader, "_finder", finder, raising=False)
+    task = PageTask(b"", 7, page, "reading", "", 1.0)
+    record = reader._checked(task, task.record(read(text)), MediaPolicy(), StopSignal())
+    assert (record.doubt is not None, finder.pages) == (is_doubted, [7])
+    for other in (task.record(read("short")), task.record(read(text), doubt="it repeats itself")):
+        assert reader._checked(task, other, MediaPolicy(), StopSignal()) == other
+    assert finder.pages == [7]  # only a long text without a doubt is looked at
+
+
+def noise_pages() -> dict[str, Image.Image]:
+    """Return pages without text: ruled and squared paper, noise, a table-top, and a sheet on it."""
+    rng, size = np.random.default_rng(36), (620, 877)
+    pages = {name: Image.new("RGB", size, "white") for name in ("ruled", "squared")}
+    for y in range(40, 877, 24):
+        for page in pages.values():
+            ImageDraw.Draw(page).line((0, y, 620, y), fill=(120, 150, 190))
+    for x in range(20, 620, 24):
+        ImageDraw.Draw(pages["squared"]).line((x, 0, x, 877), fill=(120, 150, 190))
+    rows, columns = np.mgrid[0:877, 0:620]
+    grain = 120 + 30 * np.sin((rows + 20 * np.sin(columns / 90)) / 9) + rng.normal(0, 10, rows.shape)
+    wood = np.stack([grain * 1.1, grain * 0.8, grain * 0.5], axis=-1)
+    sheet = wood.copy()
+    sheet[100:750, 75:550] = 225 + rng.normal(0, 6, (650, 475, 1))
+    pictures = {"noise": rng.uniform(0, 255, (877, 620, 3)), "table": wood, "sheet": sheet}
+    return pages | {name: Image.fromarray(picture.clip(0, 255).astype(np.uint8)) for name, picture in pictures.items()}
+
+
+@pytest.mark.parametrize("name", noise_pages())
+def test_nothing_is_invented_on_pages_without_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rapidocr", reason="needs the extra `documents`")
+    file = BytesIO()
+    noise_pages()[name].save(file, "png")
+    (page,) = page_facts(file.getvalue(), [1], MediaPolicy())
+    task = PageTask(file.getvalue(), 1, page, "reading", "", 1.0)
+    lines = LinesReader()
+    (record,) = lines.read([task], MediaPolicy(), StopSignal())
+    assert not record.text or record.doubt is not None
+    reader = ModelReader.__new__(ModelReader)
+    monkeypatch.setattr(reader, "_finder", lines, raising=False)
+    written = task.record(read("The invoice of this month. " * 20))
+    assert reader._checked(task, written, MediaPolicy(), StopSignal()).doubt is not None
+
+
+def test_printed_pages_have_room_for_their_text() -> None:
+    pytest.importorskip("rapidocr", reason="needs the extra `documents`")
+    image, font, file = Image.new("RGB", (900, 400), "white"), ImageFont.load_default(20), BytesIO()
+    texts = [f"Line {row} of a page with narrow letters: illicit filling, little" for row in range(10)]
+    for row, text in enumerate(texts):
+        ImageDraw.Draw(image).text((40, 20 + 36 * row), text, font=font, fill="black")
+    image.save(file, "png")
+    task = PageTask(file.getvalue(), 1, PageFacts(900, 400, marks=300), "reading", "", 1.0)
+    assert invented(read(" ".join(texts)), LinesReader().room(task, MediaPolicy(), StopSignal())) is None
+
+
+def test_the_digest_of_a_model_names_the_finder(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = set[str]()
+    for finder in (None, Finder(0.0)):
+        reader = ModelReader.__new__(ModelReader)
+        config = SimpleNamespace(model="m", **dict.fromkeys(readers._ENGINE_OPTIONS))
+        engine = SimpleNamespace(config=config, checkpoint_digests=["d"], tokenizer=SimpleNamespace(chat_template=""))
+        options = SimpleNamespace(question="", max_tokens=1)
+        for key, value in {"_engine": engine, "_options": options, "_lease": None, "_finder": finder}.items():
+            monkeypatch.setattr(reader, key, value, raising=False)
+        digests.add(reader.digest)
+    assert len(digests) == 2
