@@ -197,7 +197,12 @@ class RankExecutor:
         self._all("unload_adapter", identity)
 
     def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """See `Executor`. Rank 0 says what is wrong with them; later each rank takes its part."""
         self._local.stage_weights(weights)
+        self._send("stage_weights", weights)
+        for rank, (failed, value) in enumerate(self._receive(), 1):
+            if failed:
+                fail(self._peers, f"rank {rank}: {value}")
 
     def sleep(self) -> None:
         self._adapters.clear()

@@ -132,11 +132,10 @@ class ModelSource:
         """Let the next `reload` take these tensors in place of the checkpoint's. Errors: see `UpdatedWeights.stage`.
 
         Raises:
-            InputError: an adapter is merged into the weights, or several processes share the model.
+            InputError: an adapter is merged into the weights.
         """
-        if self.files.adapter is not None or self.ranks is not None:
-            what = "with a merged adapter" if self.ranks is None else "that several processes share"
-            raise InputError(f"the weights of a model {what} cannot be updated", code="unsupported")
+        if self.files.adapter is not None:
+            raise InputError("the weights of a model with a merged adapter cannot be updated", code="unsupported")
         self.updates.stage(self.build_on_meta(), read_headers(self.files.path), weights)
 
     def reload(self) -> Model:

@@ -20,7 +20,7 @@ from parity import make_llm
 from quantized import SCHEMES, write
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams, register_logits_processor
-from sensorium.callers.errors import ConfigError, InputError
+from sensorium.callers.errors import CheckpointError, ConfigError, InputError
 from sensorium.checkpoints.formats.fp8 import Fp8Format
 from sensorium.engine.core import rank_server
 from sensorium.engine.core.rank_executor import RankExecutor
@@ -97,6 +97,36 @@ def test_answers_have_the_bits_of_one_process(size: int, options: Mapping[str, A
         llm.sleep()
         llm.wake_up()
         assert answers(llm, PROMPTS, PARAMS) == alone
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("tensor_parallel_size", {"dtype": "float32"}),
+        ("tensor_parallel_size", {"dtype": "bfloat16", "quantization": "int8"}),
+        ("pipeline_parallel_size", {"dtype": "float32"}),
+    ],
+)
+def test_updated_weights_reach_all_ranks(kind: str, options: Mapping[str, Any]) -> None:
+    stored = load_file(Path(MODEL) / "model.safetensors")
+    new = {name: tensor * (1 + 0.1 * torch.rand_like(tensor)) for name, tensor in stored.items() if "proj" in name}
+    with LLM(MODEL, **OPTIONS, **options) as llm:
+        before = answers(llm, PROMPTS, PARAMS)
+        assert llm.update_weights(new) == 1
+        alone = answers(llm, PROMPTS, PARAMS)
+        assert alone != before
+    with LLM(MODEL, **OPTIONS, **options, **{kind: 2}) as llm:
+        assert answers(llm, PROMPTS, PARAMS) == before
+        (peer,) = peers(llm)
+        assert llm.update_weights(new) == 1
+        assert answers(llm, PROMPTS, PARAMS) == alone
+        with pytest.raises(CheckpointError):
+            llm.update_weights({"unknown.weight": torch.zeros(2)})
+        assert peers(llm) == [peer]
+        core = llm.engine.loop.core.pid
+        os.kill(peer, signal.SIGKILL)
+        wait_until(lambda: llm.engine.loop.core.pid != core)
+        assert answers(llm, PROMPTS, PARAMS) == alone, "a rank that replaces another one has the new weights, too"
 
 
 def save_quantized(scheme: str, folder: Path) -> Path:
