@@ -41,7 +41,6 @@ _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {  # accepted values, and why
     "revision": ((None,), "give the folder of that revision as the model"),
     "code_revision": ((None,), "no code of a checkpoint is run"),
     "max_model_len": ((None,), "the draft model's sequences are as long as the model's"),
-    "parallel_drafting": ((False,), "tokens are drafted one after the other, not in parallel from mask tokens (PARD, P-EAGLE)"),
 }
 
 
@@ -57,6 +56,7 @@ class DraftLimits:
         predicted: tokens that are drafted in the worker after each step; 0 for none.
         method: what drafts them: "mtp" (the model's own layers), "draft_model" or "eagle3".
         model: folder or name of the model that drafts; "" for none. quantization: of this model, as in EngineConfig.
+        parallel: this model drafts all tokens in one forward pass, from mask tokens, instead of one after the other.
         corpus_bytes, corpus_answers: limits of the corpus of finished answers; 0 for none.
     """
 
@@ -71,6 +71,7 @@ class DraftLimits:
     method: str = ""
     model: str = ""
     quantization: str | None = None
+    parallel: bool = False
 
 
 def read_speculative_config(options: object) -> DraftLimits:
@@ -108,12 +109,17 @@ def read_speculative_config(options: object) -> DraftLimits:
                 raise config_error(value, f"must be one of {', '.join(METHODS)}", name)
         elif name == "quantization":
             raise config_error(value, "cannot be honoured: it is for a draft model", name)
+        elif name == "parallel_drafting":
+            if type(value) is not bool:
+                raise config_error(value, "must be True or False", name)
+            if value and not equals_one_of(method, MODEL_METHODS):
+                raise config_error(value, f"cannot be honoured: it is for the methods {' and '.join(MODEL_METHODS)}", name)
         elif name in _ONLY:
             accepted, reason = _ONLY[name]
             if not equals_one_of(value, accepted):
                 raise config_error(value, f"cannot be honoured: {reason}", name)
         else:
-            suggestion = hint(name, ("method", "model", "quantization", *_NUMBERS, *_ONLY))
+            suggestion = hint(name, ("method", "model", "quantization", "parallel_drafting", *_NUMBERS, *_ONLY))
             raise ConfigError(f"<<param>> has the unknown key {short_repr(name)}; {suggestion}", param="speculative_config")
     return _limits(str(method), values, model)
 
@@ -160,7 +166,8 @@ def _import_path(factory: Any) -> str:
 def _limits(method: str, values: Mapping[str, Any], model: str) -> DraftLimits:
     if method == _MTP or method in MODEL_METHODS:
         count = values.get("num_speculative_tokens", _PREDICTED)
-        return DraftLimits(count, predicted=count, method=method, model=model, quantization=values.get("quantization"))
+        quantization, parallel = values.get("quantization"), values.get("parallel_drafting", False)
+        return DraftLimits(count, predicted=count, method=method, model=model, quantization=quantization, parallel=parallel)
     custom = model
     limits = DraftLimits(suffix=not custom, custom=custom)
     limits = replace(limits, depth=values.get("num_speculative_tokens", limits.depth))

@@ -13,6 +13,7 @@ from ...checkpoints.weight_files import read_checkpoint, rename
 from ...mm.hashing import digest
 from ...models.decoder_model import DecoderModel
 from ...models.interface import CacheSpec, Model, StepLimits, SupportsEncoderRemoval
+from ...models.parallel_drafting import mask_token
 from ...models.weights import weight_bytes
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig, cache_budget
@@ -171,7 +172,8 @@ def make_draft_runner(
         raise config_error(source.source.config.model, reason, "model")
     specs = _token_specs(draft)
     cache = DraftCache(specs, draft_cache_blocks(config, specs, sizes.max_model_len), config.block_size, device)
-    options = DraftModelOptions(limits.predicted, shares, sizes.step_rows, _cross_blocks(config, draft, sizes))
+    mask = mask_token(source.files.config, draft.vocab_size) if limits.parallel else None
+    options = DraftModelOptions(limits.predicted, shares, sizes.step_rows, _cross_blocks(config, draft, sizes), mask)
     return DraftModelRunner(partial(source.load), draft.cache_specs, cache, store, options, device)
 
 

@@ -48,6 +48,7 @@ class Eagle3Source:
 
     Args:
         num_layers, vocab_size, hidden_size, dtype: of the model that it drafts for, which it does not keep in memory.
+        parallel: as in DraftLimits.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class Eagle3Source:
     vocab_size: int
     hidden_size: int
     dtype: torch.dtype
+    parallel: bool = False
 
     def build(self, device: torch.device, table: EmbeddingTable | None = None) -> Eagle3Head:
         """Return the head without weights.
@@ -67,7 +69,7 @@ class Eagle3Source:
             ConfigError: it is none for this model.
             CheckpointError: its tensors do not fit its config.json.
         """
-        spec, headers = eagle3_spec(self.config, self.num_layers), read_headers(self.path)
+        spec, headers = eagle3_spec(self.config, self.num_layers, self.parallel), read_headers(self.path)
         stores_table = any(name.removeprefix("model.") == "embed_tokens.weight" for name in headers)
         if spec.stack.vocab_size != self.vocab_size:
             reason = f"has a vocabulary of {spec.stack.vocab_size:,} tokens, and the model {self.vocab_size:,}"
@@ -108,7 +110,9 @@ def find_eagle3(config: EngineConfig, model: Model) -> Eagle3Source | None:
     settings = read_json(path / "config.json")
     if not settings:
         raise CheckpointError(f"{path} has no config.json of an EAGLE-3 head")
-    return Eagle3Source(path, settings, len(model.spec.layers), model.vocab_size, model.hidden_size, model.dtype)
+    return Eagle3Source(
+        path, settings, len(model.spec.layers), model.vocab_size, model.hidden_size, model.dtype, limits.parallel
+    )
 
 
 def make_eagle3_runner(config: EngineConfig, source: Eagle3Source, sizes: MaxSizes) -> Eagle3Runner:

@@ -31,12 +31,15 @@ class DraftModelOptions:
         shares_encoder: its encoders equal the model's, so that it reads the same encoder rows. Otherwise it sees tokens alone.
         max_rows: rows of one of its steps.
         cross_blocks: blocks of its cache for encoder rows that are read by cross-attention; 0 for none.
+        mask_token: the token that stands for each one to be predicted but the first, for a model that predicts all in one
+            forward pass; None predicts one after the other.
     """
 
     count: int
     shares_encoder: bool
     max_rows: int
     cross_blocks: int = 0
+    mask_token: int | None = None
 
 
 @dataclass(eq=False)
@@ -55,13 +58,19 @@ class _Drafted:
 
 @dataclass(eq=False)
 class _Task:
-    """The rest of the work for one sequence in this step. `guesses`: tokens predicted so far."""
+    """The rest of the work for one sequence in this step.
+
+    Args:
+        first: token to compute next. stop: known tokens. masks: mask tokens after them.
+        sample: tokens are predicted. guesses: those so far.
+    """
 
     drafted: _Drafted
     rows: DraftRows
     cross: DraftRows | None
-    first: int  # token to compute next
-    stop: int  # known tokens to compute
+    first: int
+    stop: int
+    masks: tuple[int, ...]
     sample: bool
     guesses: list[int] = field(default_factory=list)
 
@@ -105,11 +114,12 @@ class DraftModelRunner:
         wanted = [task for task in tasks if task is not None]
         self._catch_up(wanted)
         sampled = [task for task in wanted if task.sample]
-        for _ in range(self._options.count - 1):
+        in_turn = self._options.mask_token is None
+        for _ in range(self._options.count - 1 if in_turn else 0):
             self._run([(task, 1) for task in sampled])
         for task in wanted:
             ids = task.drafted.placed.token_ids
-            task.rows.token_ids = [*ids, *task.guesses[:-1]] if task.sample else ids[: task.first]
+            task.rows.token_ids = [*ids, *(task.guesses[:-1] if in_turn else ())] if task.sample else ids[: task.first]
         return [() if task is None else tuple(task.guesses) for task in tasks]
 
     def free(self, request_id: str) -> None:
@@ -149,7 +159,9 @@ class DraftModelRunner:
         if rows is None or (self.cross is not None and cross is None):
             return None
         first = min(_common(rows.token_ids, sequence.token_ids), stop - 1)
-        return _Task(drafted, rows, cross, first, stop, task.sample)
+        mask = self._options.mask_token
+        masks = (mask,) * (count - 1) if mask is not None and task.sample else ()
+        return _Task(drafted, rows, cross, first, stop, masks, task.sample)
 
     def _drafted_of(self, sequence: SequenceState) -> _Drafted:
         """Return a sequence as the model sees it, made again if tokens or items were changed from outside."""
@@ -187,20 +199,20 @@ class DraftModelRunner:
         return self.cross.grow(key, sequence.cross_rows, crossing)
 
     def _catch_up(self, tasks: Sequence[_Task]) -> None:
-        """Compute the known tokens of each sequence, in steps of at most `max_rows` rows. The last one gives a first guess."""
+        """Compute the known tokens of each sequence and its masks, in steps of at most `max_rows` rows. This gives guesses."""
         left = list(tasks)
         while left:
             step, room = list[tuple[_Task, int]](), self._options.max_rows
             for task in left:
-                count = min(task.stop - task.first, room)
+                count = min(task.stop + len(task.masks) - task.first, room)
                 if count:
                     step.append((task, count))
                     room -= count
             self._run(step)
-            left = [task for task in left if task.first < task.stop]
+            left = [task for task in left if task.first < task.stop + len(task.masks)]
 
     def _run(self, step: Sequence[tuple[_Task, int]]) -> None:
-        """Compute the next rows of each sequence, and guess a token where the last known or guessed one is among them."""
+        """Compute the next rows of each sequence, and guess a token from the last known one and from each one after it."""
         model = self.model
         if model is None or not step:
             return
@@ -214,14 +226,15 @@ class DraftModelRunner:
         routes = ModelRows(model.routes_by_modality)
         batch = build_batch(scheduled, encoder_rows, self._kv_caches(), self._to_device, routes)
         hidden = model.forward(replace(batch, input_ids=batch.input_ids.clamp(max=model.vocab_size - 1)))
-        ends, last = list[tuple[_Task, int]](), -1
+        ends, row = list[tuple[_Task, int]](), 0
         for task, count in step:
-            last += count
-            task.first += count
             if task.cross is not None:
                 task.cross.stop = task.drafted.placed.cross_rows
-            if task.sample and task.first == task.stop + len(task.guesses):
-                ends.append((task, last))
+            if task.sample:
+                known = max(0, task.stop - 1 - task.first)  # rows before the one of the last known token
+                ends += [(task, row + number) for number in range(known, count)]
+            task.first += count
+            row += count
         if ends:
             logits = model.compute_logits(hidden[[row for _, row in ends]])
             for (task, _), token in zip(ends, logits.argmax(-1).tolist(), strict=True):
@@ -232,13 +245,14 @@ class DraftModelRunner:
         tables = {False: tuple(task.rows.blocks), True: tuple(task.cross.blocks) if task.cross else ()}
         write = task.cross is not None and not task.cross.stop and id(task.cross) not in written
         written.add(id(task.cross))
+        first, last = max(task.first, task.stop) - task.stop, task.first + count - task.stop  # after the known tokens
         return ScheduledRequest(
             task.drafted.placed.request_id,
             task.first,
             count,
             tuple(tables[group.spec.kind == "cross"] for group in self._groups),
             write_cross=write,
-            draft_token_ids=tuple(task.guesses[-1:]) if task.first >= task.stop else (),
+            draft_token_ids=(task.masks or tuple(task.guesses))[first : max(0, last)],
         )
 
     def _kv_caches(self) -> KVCaches:

@@ -30,6 +30,10 @@ class Eagle3Drafting:
     def next_token(self, model: DecoderModel, state: Tensor) -> int:
         return self.head.next_token(state)
 
+    def masks(self, count: int) -> tuple[list[int], Tensor] | None:
+        token = self.head.spec.mask_token
+        return None if token is None else ([token] * count, self.head.mask_states(count))
+
 
 class Eagle3Runner(MtpRunner):
     """See MtpRunner. `load_head`: returns the head with its weights for a model."""

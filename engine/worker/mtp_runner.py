@@ -29,6 +29,9 @@ class DraftLayer(Protocol):
     def next_token(self, model: DecoderModel, state: Tensor) -> int:
         """Return the likeliest token after a row of `draft`."""
 
+    def masks(self, count: int) -> tuple[list[int], Tensor] | None:
+        """Return `count` mask tokens and hidden states `[count, hidden]`; None for a layer that has no mask token."""
+
 
 class MtpDrafting:
     """The first layer for multi-token prediction, which is a part of the model."""
@@ -42,9 +45,13 @@ class MtpDrafting:
     def next_token(self, model: DecoderModel, state: Tensor) -> int:
         return int(model.compute_logits(state)[0].float().cpu().numpy().argmax())
 
+    def masks(self, count: int) -> None:
+        return None
+
 
 class MtpRunner:
     """Predicts `count` tokens after the known ones: the first from the step's hidden states, each other one from the last.
+    A layer with mask tokens predicts the others from these, in the same forward pass.
 
     See `Predictor`. The layer's KV cache does not have rows that were never computed here, because the prefix cache had their
     keys; it does not attend to them.
@@ -86,7 +93,11 @@ class MtpRunner:
             return ()
         if self.cache.grow(sequence.request_id, first + len(tokens) + self._count, keep) is None:
             return ()
-        states = self._run(model, sequence, tokens, first, self._layer.combine(model, part.states[: len(tokens)]))
+        hidden = self._layer.combine(model, part.states[: len(tokens)])
+        masks = self._layer.masks(self._count - 1) if task.sample else None
+        if masks is not None:
+            return self._predict_at_once(model, sequence, tokens, first, hidden, *masks)
+        states = self._run(model, sequence, tokens, first, hidden)
         if not task.sample:
             return ()
         position, row, predicted = first + len(tokens), states[-1:], list[int]()
@@ -96,6 +107,23 @@ class MtpRunner:
                 return tuple(predicted)
             row = self._run(model, sequence, predicted[-1:], position, row)
             position += 1
+
+    def _predict_at_once(
+        self,
+        model: DecoderModel,
+        sequence: SequenceState,
+        tokens: Sequence[int],
+        first: int,
+        hidden: Tensor,
+        masks: Sequence[int],
+        mask_states: Tensor,
+    ) -> tuple[int, ...]:
+        """Return the predictions after `tokens`, of one forward pass over them and the masks."""
+        states = self._run(model, sequence, [*tokens, *masks], first, torch.cat((hidden, mask_states)))
+        rows = self.cache.get(sequence.request_id)
+        assert rows is not None
+        rows.stop = first + len(tokens)  # keys of masks are of no use later
+        return tuple(self._layer.next_token(model, row) for row in states[len(tokens) - 1 :].split(1))
 
     def _run(self, model: DecoderModel, sequence: SequenceState, tokens: Sequence[int], first: int, hidden: Tensor) -> Tensor:
         """Return the layer's hidden states `[rows, hidden]` for these tokens, whose hidden states are at `first` and after."""

@@ -23,7 +23,7 @@ def settings(vocab: int, hidden: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tensors(vocab: int, hidden: int, target: int, seed: int = 3) -> dict[str, Tensor]:
+def tensors(vocab: int, hidden: int, target: int, seed: int = 3, layers: int = 1) -> dict[str, Tensor]:
     """Return random tensors by the names of the layout."""
     rng = torch.Generator().manual_seed(seed)
 
@@ -33,8 +33,19 @@ def tensors(vocab: int, hidden: int, target: int, seed: int = 3) -> dict[str, Te
     shapes = {"q_proj": (HEADS * DIM, 2 * hidden), "k_proj": (KEYS * DIM, 2 * hidden), "v_proj": (KEYS * DIM, 2 * hidden)}
     shapes |= {"o_proj": (hidden, HEADS * DIM)}
     chosen = torch.randperm(vocab, generator=rng)[:DRAFT_VOCAB].sort().values
+    later = {}
+    for number in range(1, layers):
+        prefix = f"layers.{number}."
+        for name, (rows, columns) in shapes.items():
+            width = columns if name == "o_proj" else hidden
+            later[f"{prefix}self_attn.{name}.weight"] = drawn(rows, width)
+        later |= {f"{prefix}mlp.{name}_proj.weight": drawn(INNER, hidden) for name in ("gate", "up")}
+        later[f"{prefix}mlp.down_proj.weight"] = drawn(hidden, INNER)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            later[f"{prefix}{name}.weight"] = 1 + 0.3 * torch.randn(hidden, generator=rng)
     norms = {f"midlayer.{name}.weight" for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")}
     return {
+        **later,
         "fc.weight": drawn(hidden, 3 * target),
         **{f"midlayer.self_attn.{name}.weight": drawn(*shape) for name, shape in shapes.items()},
         "midlayer.mlp.gate_proj.weight": drawn(INNER, hidden),
@@ -50,5 +61,8 @@ def tensors(vocab: int, hidden: int, target: int, seed: int = 3) -> dict[str, Te
 def write(folder: Path, vocab: int, hidden: int, target: int, **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings(vocab, hidden, **more)))
-    save_file(tensors(vocab, hidden, target), folder / "model.safetensors", {"format": "pt"})
+    stored = tensors(vocab, hidden, target, layers=more.get("num_hidden_layers", 1))
+    if "ptd_token_id" in more:
+        stored["mask_hidden"] = torch.randn(1, 1, 3 * target, generator=torch.Generator().manual_seed(9))
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
     return folder

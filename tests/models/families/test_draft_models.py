@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from drafting import drafting, free_drafter
 from family import Family, ask, save
 from parity import ROWS, LoadedModels, greedy, make_llm
@@ -17,6 +18,7 @@ from sensorium import LLM, SamplingParams
 from sensorium.callers.errors import ConfigError
 from sensorium.engine.drafts import drafter
 from sensorium.engine.speculative_config import DraftLimits
+from transformers import AutoModelForCausalLM
 
 LIMITS = DraftLimits(3, predicted=3, method="draft_model", model="x")
 PARAMS = SamplingParams(temperature=0.6, seed=5, max_tokens=24, ignore_eos=True, logprobs=2, n=2)
@@ -100,6 +102,35 @@ def test_the_model_itself_is_always_right(name: str, loaded: LoadedModels) -> No
             (stats,) = llm.stats.drafts
         assert [output.outputs for output in outputs] == expected
         assert stats.num_accepted == stats.num_drafted > 0
+
+
+def test_a_model_with_a_mask_token_drafts_in_one_pass(loaded: LoadedModels, tmp_path: Path) -> None:
+    """What it proposes are transformers' likeliest tokens after the known tokens and after each mask token."""
+    row, mask, count = ROWS["text-llama"], 7, 4
+    folder = save(row, tmp_path / "draft", 1)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"pard_token": mask}))
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    options = config(folder, num_speculative_tokens=count, parallel_drafting=True)
+    with make_llm(row, loaded.folder("text-llama"), **options, max_num_batched_tokens=16) as llm:
+        predictor, seen, passes = llm.engine.loop.core.executor.runner.predictor, list[tuple[int, ...]](), list[int]()
+        predict, run = predictor.predict, predictor._run
+        predictor.predict = lambda model, parts: seen.extend(predict(model, parts)) or seen[-1:]
+        predictor._run = lambda step: passes.append(len(step)) or run(step)
+        with drafting(llm, None):
+            (output,) = llm.generate(questions(row)[0], greedy(10), use_tqdm=False)
+        predictor.predict, predictor._run = predict, run
+        check(llm, questions(row))
+    ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    sampled = [tokens for tokens in seen if tokens]
+    assert len(sampled) == 10
+    for number, tokens in enumerate(sampled):
+        known = ids[: len(output.prompt_token_ids) + number + 1]
+        with torch.inference_mode():
+            logits = oracle(torch.tensor([[*known, *[mask] * (count - 1)]])).logits[0, -count:]
+        assert list(tokens) == logits.argmax(-1).tolist()
+    assert passes[-9:] == [1] * 9
+    assert len(passes) <= 10 + -(-(len(output.prompt_token_ids) + count) // 16)
 
 
 def test_whisper_with_a_distilled_decoder(loaded: LoadedModels, distilled: Path) -> None:

@@ -43,19 +43,29 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def layer(w: dict[str, Tensor], embedded: Tensor, hidden: Tensor, positions: Tensor, norms_residual: bool) -> Tensor:
-    """Return the residual stream of the layer over a whole sequence."""
+    """Return the residual stream of the layers over a whole sequence."""
     normed = rms(hidden, w["midlayer.hidden_norm.weight"])
     x = torch.cat((rms(embedded, w["midlayer.input_layernorm.weight"]), normed), -1)
+    stream = block(w, "midlayer", x, normed if norms_residual else hidden, positions)
+    number = 1
+    while f"layers.{number}.input_layernorm.weight" in w:
+        prefix = f"layers.{number}"
+        stream = block(w, prefix, rms(stream, w[f"{prefix}.input_layernorm.weight"]), stream, positions)
+        number += 1
+    return stream
+
+
+def block(w: dict[str, Tensor], prefix: str, x: Tensor, stream: Tensor, positions: Tensor) -> Tensor:
+    """Return the residual stream after attention, which reads `x`, and the MLP."""
     q, k, v = (
-        (x @ w[f"midlayer.self_attn.{name}_proj.weight"].T).view(len(x), -1, DIM).transpose(0, 1) for name in ("q", "k", "v")
+        (x @ w[f"{prefix}.self_attn.{name}_proj.weight"].T).view(len(x), -1, DIM).transpose(0, 1) for name in ("q", "k", "v")
     )
     q, k = rotate(q, positions), rotate(k, positions).repeat_interleave(HEADS // KEYS, 0)
     attended = F.scaled_dot_product_attention(q, k, v.repeat_interleave(HEADS // KEYS, 0), is_causal=True)
-    out = attended.transpose(0, 1).flatten(1) @ w["midlayer.self_attn.o_proj.weight"].T
-    stream = (normed if norms_residual else hidden) + out
-    y = rms(stream, w["midlayer.post_attention_layernorm.weight"])
-    gate, up = y @ w["midlayer.mlp.gate_proj.weight"].T, y @ w["midlayer.mlp.up_proj.weight"].T
-    return stream + (F.silu(gate) * up) @ w["midlayer.mlp.down_proj.weight"].T
+    stream = stream + attended.transpose(0, 1).flatten(1) @ w[f"{prefix}.self_attn.o_proj.weight"].T
+    y = rms(stream, w[f"{prefix}.post_attention_layernorm.weight"])
+    gate, up = y @ w[f"{prefix}.mlp.gate_proj.weight"].T, y @ w[f"{prefix}.mlp.up_proj.weight"].T
+    return stream + (F.silu(gate) * up) @ w[f"{prefix}.mlp.down_proj.weight"].T
 
 
 def propose(
@@ -72,6 +82,15 @@ def propose(
     return drafted[len(ids) :]
 
 
+def propose_at_once(w: dict[str, Tensor], table: Tensor, ids: list[int], states: Tensor, count: int) -> list[int]:
+    """Return the tokens that a head with the mask token MASK drafts after `ids`, in one pass; see `propose`."""
+    tokens = torch.tensor([*ids[1:], *[MASK] * (count - 1)])
+    kept = torch.cat((states, w["mask_hidden"].view(1, -1).expand(count - 1, -1)))
+    stream = layer(w, table[tokens], kept @ w["fc.weight"].T, torch.arange(len(tokens)), False)
+    best = (rms(stream[-count:], w["norm.weight"]) @ w["lm_head.weight"].T).argmax(-1).tolist()
+    return [token + int(w["d2t"][token]) for token in best]
+
+
 @pytest.fixture(scope="module")
 def head(loaded: LoadedModels, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a function from a row's name to the folder of a head."""
@@ -79,7 +98,9 @@ def head(loaded: LoadedModels, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def build(name: str, **more: Any) -> Path:
         vocab, hidden = sizes(loaded.llm(name))
-        return write(root / f"{name}{len(more)}", vocab, hidden, hidden, eagle_aux_hidden_state_layer_ids=[1, 2, 3], **more)
+        return write(
+            root / f"{name}-{'-'.join(more)}", vocab, hidden, hidden, eagle_aux_hidden_state_layer_ids=[1, 2, 3], **more
+        )
 
     return build
 
@@ -88,7 +109,15 @@ def options(folder: Path, **more: Any) -> dict[str, Any]:
     return {"speculative_config": {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 3, **more}}
 
 
-@pytest.mark.parametrize("more", [{}, {"norm_before_residual": True}], ids=["plain", "normed"])
+MASK = 7
+AT_ONCE = {"ptd_token_id": MASK, "parallel_drafting": True}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"norm_before_residual": True}, {"num_hidden_layers": 3}, AT_ONCE, {**AT_ONCE, "num_hidden_layers": 2}],
+    ids=["plain", "normed", "layers", "at once", "layers at once"],
+)
 def test_proposals_are_those_of_the_published_layout(loaded: LoadedModels, head: Any, more: dict[str, Any]) -> None:
     row, folder = ROWS["text-llama"], head("text-llama", **more)
     with make_llm(row, loaded.folder("text-llama"), **options(folder), enable_prefix_caching=False) as llm:
@@ -113,9 +142,14 @@ def test_proposals_are_those_of_the_published_layout(loaded: LoadedModels, head:
     sampled = [tokens for tokens in seen if tokens]
     length = len(output.prompt_token_ids)
     assert len(sampled) == 10
-    expected = [tuple(propose(w, table, ids[: length + n + 1], kept[: length + n], 3, bool(more))) for n in range(10)]
-    assert sampled == expected
-    assert len({tokens[0] for tokens in sampled}) > 3
+    norms_residual = "norm_before_residual" in more
+    for number, tokens in enumerate(sampled):
+        known, states_of = ids[: length + number + 1], kept[: length + number]
+        if "ptd_token_id" in more:
+            assert tokens == tuple(propose_at_once(w, table, known, states_of, 3))
+        else:
+            assert tokens == tuple(propose(w, table, known, states_of, 3, norms_residual))
+    assert len(set(sampled)) > 3
 
 
 def layer_outputs(model: Any, ids: list[int]) -> Tensor:
@@ -132,12 +166,15 @@ def layer_outputs(model: Any, ids: list[int]) -> Tensor:
 PARAMS = SamplingParams(temperature=0.6, seed=5, max_tokens=24, ignore_eos=True, logprobs=2, n=2)
 
 
-@pytest.mark.parametrize("name", ["text-llama", "qwen2_vl", "gemma3", "text-qwen3_next"])
-def test_answers_are_those_without(name: str, loaded: LoadedModels, head: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("text-llama", {}), ("qwen2_vl", {}), ("gemma3", {}), ("text-qwen3_next", {}), ("qwen2_vl", AT_ONCE)],
+)
+def test_answers_are_those_without(name: str, more: dict[str, Any], loaded: LoadedModels, head: Any) -> None:
     """Twice, with prefix hits, and after sleep."""
     row = ROWS[name]
     prompts = [ask(row, case, number).ours for number, case in enumerate(row.default_cases())]
-    with make_llm(row, loaded.folder(name), **options(head(name))) as llm:
+    with make_llm(row, loaded.folder(name), **options(head(name, **more))) as llm:
         with drafting(llm, None):
             expected = [output.outputs for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
         runner = llm.engine.loop.core.executor.runner
@@ -237,8 +274,9 @@ def test_heads_that_do_not_fit_are_refused(loaded: LoadedModels, tmp_path: Path)
     refused(ConfigError, "has a vocabulary of 999 tokens, and the model", vocab=999)
     refused(ConfigError, "is 32 wide without embeddings of its own, and the model is", hidden=32)
     refused(ConfigError, "hidden states after 1, 2, 9 layers, and the model has 3", eagle_aux_hidden_state_layer_ids=[1, 2, 9])
-    refused(ConfigError, "has one layer of attention and an MLP, and this one has 2", num_hidden_layers=2)
-    refused(ConfigError, "drafts in parallel", parallel_drafting=True)
+    refused(ConfigError, "has none of mask_token_id", parallel_drafting=True)
+    refused(ConfigError, "ptd_token_id=9999, which is no token", parallel_drafting=True, ptd_token_id=9999)
+    refused(CheckpointError, "mask_hidden", parallel_drafting=True, mask_token_id=5)
     refused(CheckpointError, "fc.weight", target=hidden + 8)
     refused(ConfigError, "cannot draft for a Whisper, which keeps no hidden states", "whisper")
     folder = write(tmp_path / "head", vocab, hidden, hidden, **ids)
