@@ -190,7 +190,9 @@ def draft_model_bytes(config: EngineConfig, model: Model, sizes: MaxSizes) -> tu
     rows, keys = sizes.step_rows, config.max_num_seqs * sizes.keys
     step = StepLimits(rows, keys, sizes.keys, device, cross_keys=sizes.step_cross_rows)
     hidden = rows * draft.hidden_size * dtype.itemsize
-    logits = sampling_bytes(draft.vocab_size, min(rows, config.max_num_seqs), 0, dtype, device)
+    limits = read_speculative_config(config.speculative_config)
+    sampled = config.max_num_seqs * (limits.predicted if limits.parallel else 1)
+    logits = sampling_bytes(draft.vocab_size, min(rows, sampled), 0, dtype, device)
     caches = draft_cache_blocks(config, _token_specs(draft), sizes.max_model_len) * block_bytes(
         _token_specs(draft), config.block_size
     )

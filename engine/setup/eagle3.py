@@ -134,7 +134,8 @@ def eagle3_bytes(config: EngineConfig, model: Model, sizes: MaxSizes) -> tuple[i
     if source is None:
         return 0, 0
     head, device = source.build(torch.device("meta")), config.torch_device
-    step = StepLimits(sizes.step_rows, config.max_num_seqs * sizes.keys, sizes.keys, device)
+    masks = read_speculative_config(config.speculative_config).predicted  # sequences are drafted for one after the other
+    step = StepLimits(sizes.step_rows + masks, config.max_num_seqs * sizes.keys, sizes.keys, device)
     kept = sizes.step_rows * head.fc.weight.shape[1] * head.fc.dtype.itemsize
     blocks = draft_cache_blocks(config, head.cache_specs, sizes.max_model_len)
     weights = weight_bytes(cast(Any, head), device)
