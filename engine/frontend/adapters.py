@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -366,15 +366,30 @@ def check_name(name: object) -> str:
 
 def check_added_tokens(folder: Path, token_to_id: Callable[[str], int | None]) -> None:
     """Raise CheckpointError if the tokenizer in an adapter's folder has added tokens that the model's tokenizer lacks."""
-    file = folder / "tokenizer.json"
-    tokens = read_json(file).get("added_tokens") if file.is_file() else None
-    for token in tokens if isinstance(tokens, list) else ():
-        content = token.get("content") if isinstance(token, dict) else None
-        if isinstance(content, str) and token_to_id(content) != token.get("id"):
+    for content, number in _added_tokens(folder):
+        if isinstance(content, str) and token_to_id(content) != number:
             raise CheckpointError(
                 f"the adapter {folder} changes token embeddings, and its tokenizer has the token {short_repr(content)}, which "
-                "the model's lacks: that is not supported for adapters per request; merge it into the model"
+                "the model's lacks: all adapters per request use the model's tokenizer; give the adapter an engine of its own, "
+                "<<base_with_adapter>>"
             )
+
+
+def _added_tokens(folder: Path) -> Iterator[tuple[object, object]]:
+    """Yield the added tokens and their ids from the three files in which tokenizers of transformers store them."""
+    whole, config, added = (
+        read_json(folder / name) if (folder / name).is_file() else {}
+        for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
+    )
+    tokens = whole.get("added_tokens")
+    for token in tokens if isinstance(tokens, list) else ():
+        if isinstance(token, dict):
+            yield token.get("content"), token.get("id")
+    decoder = config.get("added_tokens_decoder")
+    for number, token in decoder.items() if isinstance(decoder, dict) else ():
+        if isinstance(token, dict) and number.isdecimal():
+            yield token.get("content"), int(number)
+    yield from added.items()
 
 
 def _folder(path: object) -> str:

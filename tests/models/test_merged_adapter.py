@@ -329,14 +329,21 @@ def test_an_adapter_with_other_tokens(tmp_path: Path) -> None:
     pairs = matrices(model, r"q_proj$")
     folder = write(tmp_path / "adapter", str(base), pairs, more=more)
     same = {name: tensor[:-8].clone() for name, tensor in more.items()}
-    words = write(tmp_path / "words", str(base), pairs, more=same)
     tokenizer = json.loads((base / "tokenizer.json").read_text())
     tokenizer["added_tokens"].append({"id": rows - 8, "content": "<new>", "special": True})
-    (words / "tokenizer.json").write_text(json.dumps(tokenizer))
+    stored = {
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": {"added_tokens_decoder": {str(rows - 8): {"content": "<new>"}}},
+        "added_tokens.json": {"<new>": rows - 8},
+    }
     with make_llm(row, base, enable_lora=True) as llm:
-        for refused, message in ((folder, "other tokens"), (words, "<new>")):
-            with pytest.raises(CheckpointError, match=message):
-                llm.load_adapter("mine", refused)
+        with pytest.raises(CheckpointError, match="other tokens"):
+            llm.load_adapter("mine", folder)
+        for number, (name, content) in enumerate(stored.items()):
+            words = write(tmp_path / f"words{number}", str(base), pairs, more=same)
+            (words / name).write_text(json.dumps(content))
+            with pytest.raises(CheckpointError, match="<new>"):
+                llm.load_adapter("mine", words)
         assert llm.list_adapters() == ()
     hook(model, pairs, dict.fromkeys(pairs, 2.0))
     with make_llm(row, folder) as llm:
