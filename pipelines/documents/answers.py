@@ -26,13 +26,16 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("caption", "image_caption", "table_caption", "figure_caption", "code_caption", "figcaption"), "caption"),
     **dict.fromkeys(("footnote", "page_footnote", "image_footnote", "table_footnote"), "footnote"),
     **dict.fromkeys(("table", "otsl"), "table"),
-    **dict.fromkeys(("formula", "equation", "interline_equation", "equation_block", "display_formula"), "formula"),
+    **dict.fromkeys(("formula", "equation", "interline_equation", "equation_block"), "formula"),
+    **dict.fromkeys(("display_formula", "inline_formula"), "formula"),
     **dict.fromkeys(("code", "code_block", "algorithm", "pre"), "code"),
-    **dict.fromkeys(("picture", "image", "figure", "chart", "img", "logo", "stamp"), "picture"),
+    **dict.fromkeys(("picture", "image", "figure", "chart", "img", "logo", "stamp", "image_block", "unknown"), "picture"),
     **dict.fromkeys(("list_item", "list", "li", "checkbox_selected", "checkbox_unselected"), "list_item"),
     **dict.fromkeys(("text", "paragraph", "p", "abstract", "reference", "ref_text", "aside_text", "bibliography"), "paragraph"),
 }  # fmt: skip
 """Labels of layout elements in DocTags, dots.ocr, DeepSeek-OCR, MinerU, Nemotron-Parse and Qwen, with underscores."""
+_CONTAINERS = ("key_value_region", "form", "inline", "document_index")
+"""Labels of DocTags whose parts are elements of their own."""
 _PLAIN = (
     "doctags",
     "corner_tokens",
@@ -73,7 +76,25 @@ def answer_blocks(text: str, marked: MarkedText | None, scale: float, model: str
         blocks += _between(answer[end:start], markup, base)
         blocks += _element_blocks(group, answer, base, scale, markup in _PLAIN)
         end = max(end, stop)
-    return (*blocks, *_between(answer[end:], markup, base))
+    return tuple(_placed_tables([*blocks, *_between(answer[end:], markup, base)]))
+
+
+def _placed_tables(blocks: Sequence[Block]) -> Iterator[Block]:
+    """Yield blocks, of which a table without a box gets that of the empty one before it, at most a caption apart."""
+    waiting = list[Block]()  # an empty table, and captions
+    for block in blocks:
+        if waiting and block.kind == "table" and block.cells and block.box is None:
+            yield from waiting[1:]
+            yield replace(block, box=waiting[0].box)
+            waiting = []
+        elif waiting and block.kind == "caption":
+            waiting.append(block)
+        else:
+            yield from waiting
+            is_empty = block.kind == "table" and block.box is not None and not block.text
+            waiting = [block] if is_empty else []
+            yield from [] if is_empty else [block]
+    yield from waiting
 
 
 def _in_order(marked: MarkedText) -> list[Element]:
@@ -112,6 +133,8 @@ def _blocks_of(element: Element, group: Sequence[Element], base: Block, scale: f
     label = re.sub(r"[\s-]+", "_", element.label.strip().lower())
     kind: Kind = _KINDS.get(label, "paragraph")
     text = _SPECIAL.sub("", element.text).strip()
+    if not text and label in _CONTAINERS:
+        return
     if not text and not element.cells and label not in _KINDS:
         text = element.label  # what was found is named, as in answers that spot text
     boxes = [other.box for other in group if other.box is not None]
@@ -124,6 +147,8 @@ def _blocks_of(element: Element, group: Sequence[Element], base: Block, scale: f
         if outside := _outside(text, element.cells):
             yield replace(base, kind="caption" if kind == "table" else "paragraph", text=outside)
         yield replace(base, kind="table", text=table_text(element.cells), cells=element.cells)
+    elif kind == "table" and (parts := _tables_in(text, base)):
+        yield from parts
     elif kind in ("table", "code", "picture", "formula"):
         maths = _MATHS.fullmatch(text) if kind == "formula" else None
         yield replace(base, kind=kind, text=next((part for part in maths.groups() if part), "").strip() if maths else text)
@@ -132,6 +157,12 @@ def _blocks_of(element: Element, group: Sequence[Element], base: Block, scale: f
     else:
         for block in markdown_blocks(text, base) if text else (base,):
             yield _labelled(block, kind, label)
+
+
+def _tables_in(text: str, base: Block) -> list[Block]:
+    """Return the blocks of a table's element if it has a table in LaTeX or with `|`; [] if it has none."""
+    parts = [_labelled(part, "caption", "caption") for part in markdown_blocks(text, base)]
+    return parts if any(part.cells for part in parts) else []
 
 
 def _labelled(block: Block, kind: Kind, label: str) -> Block:

@@ -35,14 +35,19 @@ _MATHS = (("$$", "$$"), ("\\[", "\\]"))
 _ENVIRONMENT = re.compile(r"\s*\\begin\{((?:equation|align|gather|multline|displaymath)\*?)\}")
 _TAGS: dict[str, Kind] = {
     "page_number": "page_footer", "footer": "page_footer", "header": "page_header", "watermark": "paragraph",
-    "img": "picture", "figcaption": "caption", "signature": "paragraph",
+    "img": "picture", "figcaption": "caption", "signature": "paragraph", "center": "paragraph",
 }  # fmt: skip
 _TAGGED = re.compile(rf"\s*<({'|'.join(_TAGS)})>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
 _TAG = re.compile(rf"\s*<(?:{'|'.join(_TAGS)})>", re.IGNORECASE)
 _TABLE, _TABLE_END = re.compile(r"<table\b", re.IGNORECASE), re.compile(r"</table\s*>", re.IGNORECASE)
-_CAPTION = re.compile(r"\s*\\caption\*?(?:\s*\[[^\[\]]*\])?\s*(?=\{)")
+_COMMANDS: dict[str, tuple[Kind, int]] = {
+    "caption": ("caption", 0), "author": ("paragraph", 0), "title": ("heading", 1), "section": ("heading", 2),
+    "subsection": ("heading", 3), "subsubsection": ("heading", 4),
+}  # fmt: skip
+"""LaTeX commands whose argument is a block, with its kind and level."""
+_COMMAND = re.compile(rf"\s*\\({'|'.join(_COMMANDS)})\*?(?:\s*\[[^\[\]]*\])?\s*(?=\{{)")
 _LAYOUT = re.compile(
-    r"""\s*\\(?:(?:begin|end)\s*\{(?:(?:wrap|sideways)?table\*?|center|adjustbox|threeparttable)\}(?:\[[^\[\]]*\]|\{[^{}]*\})*
+    r"""\s*\\(?:(?:begin|end)\s*\{(?:(?:wrap|sideways)?table\*?|abstract|center|adjustbox|threeparttable)\}(?:\[[^\[\]]*\]|\{[^{}]*\})*
     |(?:centering|tiny|scriptsize|footnotesize|small|normalsize)\b
     |(?:label|setlength|addtolength|renewcommand|vspace)\*?(?:\s*\{[^{}]*\}){1,2}
     |(resizebox|scalebox)\*?(?:\s*\{[^{}]*\}){1,2}\s*\{%?)""",
@@ -50,7 +55,7 @@ _LAYOUT = re.compile(
 )
 """LaTeX commands around a table that are not part of its text."""
 _MAX_UNCLOSED = 16  # LaTeX tables without an end, after which no more are looked for
-_CAPTION_LINES = 64
+_ARGUMENT_LINES = 64
 _LONG_REST = 2048  # characters
 _CUT = re.compile(r"[ \t]|(?=\$\$|\\|<)")  # where a long rest of a line may be divided; a line end takes the place of a space
 _WRAPPED = ("", "markdown", "md", "html")  # languages of a code fence around a whole answer
@@ -300,11 +305,8 @@ class _Splitter:
             self._end()
             self.open_boxes += layout[1] is not None
             return self._read_on(at, line[layout.end() :])
-        if (caption := _CAPTION.match(line)) is not None:
-            text = "\n".join(self.lines[at : at + _CAPTION_LINES])
-            end = closing_brace(text, caption.end())
-            self._add("caption", latex_text(text[caption.end() + 1 : end]))
-            return self._read_on(at + text[:end].count("\n"), text[end + 1 :].partition("\n")[0])
+        if (command := _COMMAND.match(line)) is not None:
+            return self._command(at, command)
         begin = LATEX_TABLE.search(line)
         if begin is None or at < self.latex_tables_from or self.unclosed_tables >= _MAX_UNCLOSED:
             return None
@@ -323,6 +325,16 @@ class _Splitter:
             self.paragraph.append(before)
         self._add("table", table_text(cells), cells=cells)
         return self._read_on(last, self.lines[last][column:])
+
+    def _command(self, at: int, command: re.Match[str]) -> int | None:
+        """Read a LaTeX command whose argument is a block, and goes on over several lines."""
+        text = "\n".join(self.lines[at : at + _ARGUMENT_LINES])
+        end = closing_brace(text, command.end())
+        kind, level = _COMMANDS[command[1]]
+        if text[end] != "}" and kind != "caption":
+            return None
+        self._add(kind, latex_text(text[command.end() + 1 : end]), level)
+        return self._read_on(at + text[:end].count("\n"), text[end + 1 :].partition("\n")[0])
 
     def _close_box(self, at: int) -> int | None:
         """Read the brace that closes a box around a table."""

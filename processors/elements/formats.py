@@ -11,6 +11,7 @@ from . import location_tokens
 from .element import Element, ImageScale
 from .html_boxes import find_html_boxes
 from .json_places import find_json
+from .markdown_boxes import COMMENT, find_comments, find_pictures
 from .tables import MAX_CELLS, read_table
 from .tagged import BOX_REF, BOX_REF_MD, OBJECT_REF_BOX, REF_BOX, REF_DET, find_tagged
 
@@ -26,8 +27,14 @@ Finder = Callable[[str, ImageScale], Iterable[Element]]
 
 def _box_tokens(text: str, scale: ImageScale) -> Iterator[Element]:
     style = OBJECT_REF_BOX if OBJECT_REF_BOX.label[0] in text else BOX_REF
-    find = find_html_boxes if HTML_BOX in text else find_json
-    return chain(_table(text, scale), find_tagged(text, scale, style), find(text, scale, 1000, 1000))
+    return chain(_table(text, scale), find_tagged(text, scale, style), _places(text, scale, 1000, 1000))
+
+
+def _places(text: str, scale: ImageScale, across: float, down: float) -> Iterable[Element]:
+    """Return the elements of HTML, Markdown with comments, or JSON."""
+    if HTML_BOX in text:
+        return find_html_boxes(text, scale, across, down)
+    return (find_comments if COMMENT.search(text) else find_json)(text, scale, across, down)
 
 
 def _table(text: str, scale: ImageScale) -> Iterator[Element]:
@@ -36,15 +43,16 @@ def _table(text: str, scale: ImageScale) -> Iterator[Element]:
         yield Element("table", text.strip(), cells=cells, image=scale.index, span=(0, len(text)))
 
 
-def _resized_places(text: str, scale: ImageScale) -> Iterator[Element]:
+def _resized_places(text: str, scale: ImageScale) -> Iterable[Element]:
     height, width = scale.resized
-    return (find_html_boxes if HTML_BOX in text else find_json)(text, scale, width, height)
+    return _places(text, scale, width, height)
 
 
 FORMATS: Mapping[str, Finder] = {
-    "box_tokens": _box_tokens,  # or JSON or HTML in thousandths, or one table
+    "box_tokens": _box_tokens,  # or JSON, HTML or Markdown in thousandths, or one table
     "corner_tokens": location_tokens.find_corner_tokens,
     "doctags": location_tokens.find_doctags,
+    "image_boxes": find_pictures,
     "loc_tokens": location_tokens.find_loc_tokens,
     "md_tokens": partial(find_tagged, style=BOX_REF_MD),
     "pairs_in_text": location_tokens.find_pairs,

@@ -169,7 +169,7 @@ QWEN_HTML = (
     '<div class="formula" data-bbox="0 500 1000 600"><img data-bbox="0 500 1000 600" /><div>$$y$$</div></div>\n'
     "</body></html>\n```"
 )
-FORMATS = {
+FORMATS: dict[str, tuple[str | None, str, list[tuple[Any, ...]]]] = {
     "doctags": (
         "doctags",
         DOCTAGS,
@@ -248,6 +248,90 @@ FORMATS = {
         "<x_0.0><y_0.0># Title<x_1.0><y_0.1><class_Title><x_0.0><y_0.2>12<x_1.0><y_0.3><class_Page-footer>",
         [("heading", 1, "Title"), ("page_footer", "12")],
     ),
+    "qwen3-markdown": (
+        "box_tokens",
+        "## 4.2 Results\n\n<!-- Image (115, 270, 475, 495) -->\n\nSource: an archive\n\n<!-- Table (100, 500, 900, 600) -->\n"
+        "\\begin{table}\n\\caption{Prices}\n\\begin{tabular}{|l|r|}\n\\hline\nName & Price \\\\ \\hline\ncup & 5 \\\\\n"
+        "\\end{tabular}\n\\end{table}\n\nAfter.",
+        [
+            ("heading", 2, "4.2 Results"),
+            ("picture", ""),
+            ("paragraph", "Source: an archive"),
+            ("caption", "Prices"),
+            ("table", "Name\tPrice\ncup\t5"),
+            ("paragraph", "After."),
+        ],
+    ),
+    "lighton-ocr-bbox": (
+        "image_boxes",
+        "# Report\n\n![image](image_1.png)100,200,900,400\n\n*Figure 1*\n\n| a | b |\n|---|---|\n| 1 | 2 |",
+        [("heading", 1, "Report"), ("picture", "image"), ("paragraph", "*Figure 1*"), ("table", "a\tb\n1\t2")],
+    ),
+    "got": (
+        "box_tokens",
+        "\\title{\nMADRIX \\({ }^{\\circledR}\\) PLEXUS -\n}\n\\section*{Quick Start Guide \\& Manual}\n"
+        "\\(5^{\\text {th }}\\) Edition\n"
+        "\\begin{abstract}\nShort.\n\\end{abstract}\n\\subsection*{Imprint}\ninoage GmbH\n\\[\na=b\n\\]",
+        [
+            ("heading", 1, "MADRIX \\({ }^{\\circledR}\\) PLEXUS -"),
+            ("heading", 2, "Quick Start Guide & Manual"),
+            ("paragraph", "\\(5^{\\text {th }}\\) Edition"),
+            ("paragraph", "Short."),
+            ("heading", 3, "Imprint"),
+            ("paragraph", "inoage GmbH"),
+            ("formula", "a=b"),
+        ],
+    ),
+    "nemotron-parse-table": (
+        "xy_tokens",
+        "<x_0.1><y_0.1>Table 1: Prices<x_0.9><y_0.2><class_Caption><x_0.1><y_0.2>\\begin{tabular}{cc}\nName & Price \\\\\n"
+        "\\multicolumn{2}{c}{cups} \\\\\n\\end{tabular}<x_0.9><y_0.4><class_Table>"
+        "<x_0.1><y_0.5>\\(a=b\\)<x_0.9><y_0.6><class_Inline-formula><x_0.1><y_0.6>Contents 1<x_0.9><y_0.7><class_TOC>",
+        [
+            ("caption", "Table 1: Prices"),
+            ("table", "Name\tPrice\ncups"),
+            ("formula", "a=b"),
+            ("paragraph", "Contents 1"),
+        ],
+    ),
+    "deepseek-ocr-captions": (
+        "ref_det",
+        "<|ref|>image<|/ref|><|det|>[[10, 10, 900, 300]]<|/det|>\n"
+        "<|ref|>image_caption<|/ref|><|det|>[[10, 300, 900, 340]]<|/det|>\n"
+        "<center>Figure 1: Sales</center>\n\n<|ref|>table_caption<|/ref|><|det|>[[10, 400, 900, 420]]<|/det|>\n"
+        "<center>Table 1</center>\n<|ref|>table<|/ref|><|det|>[[10, 420, 900, 500]]<|/det|>\n"
+        "<table><tr><td>a</td><td>b</td></tr></table>",
+        [("picture", ""), ("caption", "Figure 1: Sales"), ("caption", "Table 1"), ("table", "a\tb")],
+    ),
+    "mineru-2.5-layout": (
+        "box_tokens",
+        "<|box_start|>100 050 900 100<|box_end|><|ref_start|>header<|ref_end|><|rotate_up|>\n"
+        "<|box_start|>100 150 900 300<|box_end|><|ref_start|>text<|ref_end|><|rotate_up|><|txt_contd_tgt|>\n"
+        "<|box_start|>100 350 900 500<|box_end|><|ref_start|>image_block<|ref_end|><|rotate_right|>\n"
+        "<|box_start|>100 550 900 700<|box_end|><|ref_start|>table<|ref_end|><|rotate_up|>\n"
+        "<|box_start|>100 750 900 800<|box_end|><|ref_start|>equation<|ref_end|><|rotate_up|>",
+        [("page_header", ""), ("paragraph", ""), ("picture", ""), ("table", ""), ("formula", "")],
+    ),
+    "docling-core": (
+        "doctags",
+        "<doctag><picture><loc_104><loc_85><loc_413><loc_170><other><caption><loc_68><loc_56><loc_445><loc_80>Fig. 3. OTSL"
+        "</caption></picture>\n<chart><loc_102><loc_37><loc_392><loc_148><bar_chart><ched>Number<ched>single<nl><fcel>1<fcel>0.06<nl></chart>\n"
+        "<key_value_region><loc_30><loc_50><loc_434><loc_444><key_0><loc_31><loc_51><loc_49><loc_60>TO:<link_4></key_0>"
+        "<value_4><loc_82><loc_51><loc_162><loc_61>Mrs. Sparrow</value_4></key_value_region>\n</doctag>",
+        [
+            ("picture", ""),
+            ("caption", "Fig. 3. OTSL"),
+            ("table", "Number\tsingle\n1\t0.06"),
+            ("paragraph", "TO:"),
+            ("paragraph", "Mrs. Sparrow"),
+        ],
+    ),
+    "glm-ocr": (
+        None,
+        '## 2 Method\n\nWe use $x_1$.\n\n$$\nE = mc^2\n$$\n\n<table border="1"><tr><td colspan="2">a</td></tr>'
+        "<tr><td>b</td><td>c</td></tr></table>",
+        [("heading", 2, "2 Method"), ("paragraph", "We use $x_1$."), ("formula", "E = mc^2"), ("table", "a\nb\tc")],
+    ),
     "hunyuan-ocr": ("pairs_in_text", "Total(0,0),(500,100)\n5 EUR", [("paragraph", "Total"), ("paragraph", "5 EUR")]),
     "plain": ("ref_det", "# Only *Markdown*", [("heading", 1, "Only *Markdown*")]),
 }
@@ -267,6 +351,10 @@ def test_boxes_are_in_points() -> None:
     assert {block.box for block in blocks(DOCTAGS, "doctags") if block.text in ("no box", "stray")} == {None}
     assert blocks(QWEN_HTML, "resized_json")[3].box == (0, 125, 500, 150)
     assert blocks(DOTS, "resized_json")[0].text_format == "markdown"
+    boxes = [block.box for block in blocks(FORMATS["qwen3-markdown"][1], "box_tokens")]
+    assert boxes == [None, (57.5, 270, 237.5, 495), None, None, (50, 500, 450, 600), None]
+    assert blocks(FORMATS["lighton-ocr-bbox"][1], "image_boxes")[1].box == (50, 200, 450, 400)
+    assert blocks(FORMATS["nemotron-parse-table"][1], "xy_tokens")[1].box == (50, 200, 450, 400)
     assert blocks(DOCTAGS, "doctags")[1].text_format == "plain"
 
 

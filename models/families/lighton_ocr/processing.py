@@ -23,6 +23,7 @@ class LightOnOcrProcessingInfo(PixtralProcessingInfo):
 
     placeholders = {"image": ("image_token_id", 151655)}
     embeds_layout = "count"
+    element_format = "image_boxes"  # of the checkpoints that locate pictures
     default_merge = 2
     span = TiledInfo.span  # rows only, no break tokens
 

@@ -55,6 +55,8 @@ BOXES = [
         box(20, 40, 60, 80),
     ),
     ("box_tokens", "<ol data-bbox='100 200 300 400'><li>1 &lt; 2</li></ol>", "li", box(20, 20, 60, 40)),
+    ("box_tokens", "text\n<!-- Image (100, 200, 300, 400) -->\ntext", "image", box(20, 20, 60, 40)),
+    ("image_boxes", "text ![cup](image_1.png)100,200,300,400\n\nA cup, 5,6,7,8", "image", box(20, 20, 60, 40)),
     ("ref_box", "<ref>cup</ref><box>[[100, 200, 300, 400]]</box>", "cup", box(20, 20, 60, 40)),
     ("ref_det", "<|ref|>cup<|/ref|><|det|>[[0, 0, 999, 999]]<|/det|>", "cup", WHOLE),
     ("loc_tokens", "<loc0256><loc0512><loc0768><loc1023> cup ; dog", "cup", box(100, 25, 199.8, 75)),
