@@ -96,7 +96,8 @@ class MtpRunner:
         hidden = self._layer.combine(model, part.states[: len(tokens)])
         masks = self._layer.masks(self._count - 1) if task.sample else None
         if masks is not None:
-            return self._predict_at_once(model, sequence, tokens, first, hidden, *masks)
+            states = self._run(model, sequence, [*tokens, *masks[0]], first, torch.cat((hidden, masks[1])))
+            return self._predict_at_once(model, sequence, first + len(tokens), states[len(tokens) - 1 :])
         states = self._run(model, sequence, tokens, first, hidden)
         if not task.sample:
             return ()
@@ -108,22 +109,12 @@ class MtpRunner:
             row = self._run(model, sequence, predicted[-1:], position, row)
             position += 1
 
-    def _predict_at_once(
-        self,
-        model: DecoderModel,
-        sequence: SequenceState,
-        tokens: Sequence[int],
-        first: int,
-        hidden: Tensor,
-        masks: Sequence[int],
-        mask_states: Tensor,
-    ) -> tuple[int, ...]:
-        """Return the predictions after `tokens`, of one forward pass over them and the masks."""
-        states = self._run(model, sequence, [*tokens, *masks], first, torch.cat((hidden, mask_states)))
+    def _predict_at_once(self, model: DecoderModel, sequence: SequenceState, stop: int, states: Tensor) -> tuple[int, ...]:
+        """Return the predictions after the known tokens, which end at `stop`. `states`: of the last one and of the masks."""
         rows = self.cache.get(sequence.request_id)
         assert rows is not None
-        rows.stop = first + len(tokens)  # keys of masks are of no use later
-        return tuple(self._layer.next_token(model, row) for row in states[len(tokens) - 1 :].split(1))
+        rows.stop = stop  # keys of masks are of no use later
+        return tuple(self._layer.next_token(model, row) for row in states.split(1))
 
     def _run(self, model: DecoderModel, sequence: SequenceState, tokens: Sequence[int], first: int, hidden: Tensor) -> Tensor:
         """Return the layer's hidden states `[rows, hidden]` for these tokens, whose hidden states are at `first` and after."""
