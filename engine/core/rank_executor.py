@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from torch import Tensor, distributed
 
 from ...callers.errors import InputError
 from ...kernels.bodies import bodies_in_use
-from ...models.layers.ranks import Ranks
+from ...models.layers.ranks import Ranks, meet, rank_groups
 from ...models.registry import registered_models
 from ..config import EngineConfig
 from ..core_info import CoreInfo
@@ -43,14 +43,15 @@ Result = TypeVar("Result")
 Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
 
 
-def join(config: EngineConfig, rank: int, meeting: str) -> Ranks:
+def join(config: EngineConfig, rank: int, meeting: str) -> Sequence[Ranks]:
     """Wait until all ranks of a model are here. `meeting`: path of a file that they share."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     size = config.num_ranks
     store: Any = distributed.FileStore(meeting, size)  # type: ignore[attr-defined]
     limit = timedelta(seconds=GATHER_SECONDS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    return Ranks(rank, size, layers=config.pipeline_parallel_size > 1)
+    meet(config.tensor_parallel_size, config.pipeline_parallel_size)
+    return rank_groups(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
 
 
 def signature(output: StepOutput) -> Signature:
@@ -147,7 +148,7 @@ class RankExecutor:
         return self._local.describe(max_model_len, max_num_seqs)
 
     def bind_thread(self, num_threads: int) -> None:
-        self._local.bind_thread(max(1, num_threads // self._peers.ranks.size))
+        self._local.bind_thread(max(1, num_threads // (len(self._peers.children) + 1)))
 
     def execute(self, output: SchedulerOutput) -> StepHandle:
         self._send("step", output)

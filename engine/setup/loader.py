@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,12 +61,12 @@ def load_core(
 
 
 def load_engine(
-    config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer, ranks: Ranks | None = None
+    config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer, ranks: Sequence[Ranks] = ()
 ) -> tuple[EngineCore | EncoderCore, EngineConfig]:
     """Build the model, plan and allocate the caches, and load the weights. Return the core and the resolved options.
 
     Args:
-        ranks: the processes that share the model, if this is one of them.
+        ranks: the groups of processes that share the model, if this is one of them.
 
     Raises:
         ConfigError: as `resolve_engine`, and a kernel that cannot run here.

@@ -66,14 +66,14 @@ class ModelSource:
 
     Args:
         info: its processing, built with the same options.
-        ranks: the processes that share the model, if there are several.
+        ranks: the groups of processes that share the model, if there are several.
         updates: weights that have replaced those of the checkpoint.
     """
 
     config: EngineConfig
     files: ModelFiles
     info: ProcessingInfo
-    ranks: Ranks | None = None
+    ranks: Sequence[Ranks] = ()
     updates: UpdatedWeights = field(default_factory=UpdatedWeights)
 
     @property
@@ -124,7 +124,7 @@ class ModelSource:
         if self.updates:
             return None
         kernels = (native.ABI, bodies_in_use(), config.kernels, config.dtype == "auto", str(self.dtype))
-        part = () if self.ranks is None else (self.ranks.rank, self.ranks.size, self.ranks.layers)
+        part = [number for group in self.ranks for number in (group.rank, group.size, group.layers)]
         name = digest("sensorium.packed", self.files.stat_digest(), config.quantization, kernels, *part)
         return Path(config.packed_cache_dir) / f"{name}.safetensors"
 
@@ -159,10 +159,10 @@ class ModelSource:
     def _build(self, device: torch.device) -> Model:
         modalities = [name for name in self.modalities if self.config.encodes(name)]
         wanted = ModelParts(modalities, self.config.parts, self.config.load_mtp)
-        with building_for(self.ranks):
+        with building_for(*self.ranks):
             model = build_model(self.files, self.info, self.dtype, device, wanted)
-        if self.ranks is not None:
-            check_ranks(model, self.ranks, self.files.architecture)
+        for group in self.ranks:
+            check_ranks(model, group, self.files.architecture)
         self._check_quantization(model)
         if isinstance(model, DecoderModel) and (self.config.enable_prompt_embeds or self.config.parts == "decoder"):
             model.reads_encoder_rows = True

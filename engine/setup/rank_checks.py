@@ -23,19 +23,18 @@ def check_rank_options(config: EngineConfig) -> None:
     """Raise ConfigError for an option that several ranks cannot honour."""
     if config.num_ranks == 1:
         return
-    layers = config.tensor_parallel_size == 1
-    if config.tensor_parallel_size > 1 and config.pipeline_parallel_size > 1:
-        raise _error(config.num_ranks // config.tensor_parallel_size, True, "cannot be combined with <<tensor_parallel_size>>")
+    layers = config.pipeline_parallel_size > 1
+    size = config.pipeline_parallel_size if layers else config.tensor_parallel_size
     if config.torch_device.type != "cpu":
-        raise _error(config.num_ranks, layers, "divides a model on a CPU only; use <<device=>>'cpu', or an engine per GPU")
+        raise _error(size, layers, "divides a model on a CPU only; use <<device=>>'cpu', or an engine per GPU")
     if config.uses_async_scheduling:
-        raise _error(config.num_ranks, layers, "needs <<async_scheduling=>>None or False")
+        raise _error(size, layers, "needs <<async_scheduling=>>None or False")
     for name, value in (_WHOLE | _WHOLE_LAYERS if layers else _WHOLE).items():
         if getattr(config, name) != value:
-            raise _error(config.num_ranks, layers, f"cannot be combined with <<{name}>>; leave one of them out")
+            raise _error(size, layers, f"cannot be combined with <<{name}>>; leave one of them out")
     if read_speculative_config(config.speculative_config).predicted:
         reason = "cannot be combined with drafts of a model; use the method 'suffix' or 'ngram' in <<speculative_config>>"
-        raise _error(config.num_ranks, layers, reason)
+        raise _error(size, layers, reason)
 
 
 def check_ranks(model: Model, ranks: Ranks, architecture: str) -> None:
@@ -45,10 +44,15 @@ def check_ranks(model: Model, ranks: Ranks, architecture: str) -> None:
         reason = f"{architecture} has adapters of its own"
     elif ranks.layers:
         reason = _undivided_layers(getattr(model, "language_model", None), ranks, architecture)
-    elif not any(getattr(module, "ranks", None) is not None for module in cast(nn.Module, model).modules()):
+    elif not any(_divides_outputs(module) for module in cast(nn.Module, model).modules()):
         reason = f"it divides neither the heads nor the MLPs of {architecture}"
     if reason is not None:
         raise _error(ranks.size, ranks.layers, f"cannot be honoured: {reason}")
+
+
+def _divides_outputs(module: nn.Module) -> bool:
+    ranks = getattr(module, "ranks", None)
+    return isinstance(ranks, Ranks) and not ranks.layers
 
 
 def _undivided_layers(decoder: object, ranks: Ranks, architecture: str) -> str | None:

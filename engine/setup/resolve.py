@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
@@ -16,7 +16,7 @@ from ...kernels.backends import BACKENDS, MEDIA_OPS, has_triton
 from ...kernels.dispatch import can_run, parse_overrides
 from ...kernels.linear import keeps_float16
 from ...models.interface import Model
-from ...models.layers.ranks import Ranks
+from ...models.layers.ranks import Ranks, rank_groups
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import PUBLISHED_FORMATS, EngineConfig, check_max_model_len
@@ -78,13 +78,13 @@ def check_pruning(config: EngineConfig, info: ProcessingInfo) -> None:
 
 
 def resolve_engine(
-    config: EngineConfig, files: ModelFiles, info: ProcessingInfo, on_device: bool, ranks: Ranks | None = None
+    config: EngineConfig, files: ModelFiles, info: ProcessingInfo, on_device: bool, ranks: Sequence[Ranks] = ()
 ) -> ResolvedEngine:
     """Check the options and size the engine. Runs inside `use_backends(config.kernels)`.
 
     Args:
         on_device: build the model on its device, for weights to be loaded; else on the meta device.
-        ranks: the processes that share the model. None, with several of them: a plan for rank 0.
+        ranks: the groups of processes that share the model. (), with several of them: a plan for rank 0.
 
     Raises:
         ConfigError: an unknown architecture, options that contradict the model or the device, or a cache that cannot hold one
@@ -113,8 +113,7 @@ def resolve_engine(
         )
     if config.load_talker:
         build_talker(config, files, torch.device("meta"))
-    if ranks is None and config.num_ranks > 1:
-        ranks = Ranks(0, config.num_ranks, layers=config.pipeline_parallel_size > 1)
+    ranks = ranks or rank_groups(0, config.tensor_parallel_size, config.pipeline_parallel_size)
     source = ModelSource(config, files, info, ranks)
     plan_model = cache(source.build_for_plan)
     if config.parts != "encoder":

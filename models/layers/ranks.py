@@ -10,51 +10,59 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+_groups: dict[tuple[int, ...], Any] = {}  # process groups of some of the processes; the default group is that of all
 
-def _gather_columns(x: Tensor, size: int) -> Tensor:
+
+def _gather_columns(x: Tensor, members: list[int]) -> Tensor:
     sent = x.contiguous().view(torch.uint8)  # gloo knows few dtypes
-    parts = [torch.empty_like(sent) for _ in range(size)]
-    torch.distributed.all_gather(parts, sent)
+    parts = [torch.empty_like(sent) for _ in members]
+    torch.distributed.all_gather(parts, sent, group=_groups.get(tuple(members)))
     return torch.cat(parts, 1).view(x.dtype)
 
 
-def _gather_on_meta(x: Tensor, size: int) -> Tensor:
-    return x.new_empty(len(x), size * x.shape[1])
+def _gather_on_meta(x: Tensor, members: list[int]) -> Tensor:
+    return x.new_empty(len(x), len(members) * x.shape[1])
 
 
-def _share(x: Tensor, source: int) -> Tensor:
+def _share(x: Tensor, source: int, members: list[int]) -> Tensor:
     shared = x.clone(memory_format=torch.contiguous_format)
-    torch.distributed.broadcast(shared.view(torch.uint8), source)
+    torch.distributed.broadcast(shared.view(torch.uint8), members[source], group=_groups.get(tuple(members)))
     return shared
 
 
 _library = torch.library.Library("sensorium", "FRAGMENT")  # an operator, so that recorded steps repeat it
-_library.define("gather_columns(Tensor x, int size) -> Tensor")
+_library.define("gather_columns(Tensor x, int[] members) -> Tensor")
 _library.impl("gather_columns", _gather_columns, "CPU")
 _library.impl("gather_columns", _gather_on_meta, "Meta")
-_library.define("share_from_rank(Tensor x, int source) -> Tensor")
+_library.define("share_from_rank(Tensor x, int source, int[] members) -> Tensor")
 _library.impl("share_from_rank", _share, "CPU")
-_library.impl("share_from_rank", lambda x, source: torch.empty_like(x), "Meta")
+_library.impl("share_from_rank", lambda x, source, members: torch.empty_like(x), "Meta")
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that share a model, as one of them sees them.
+    """Processes that divide a model in one of the two ways, as one of them sees them.
 
     Args:
-        rank: number of this process, from 0.
-        size: number of processes, at least 2. They are those of torch's default process group, except in a plan, which computes
-            nothing.
+        rank: number of this process among them, from 0.
+        size: their number, at least 2.
         layers: they divide the layers of the decoder, and not the outputs of each.
+        members: their numbers in torch's default process group, in order; () for all of this group.
     """
 
     rank: int
     size: int
     layers: bool = False
+    members: tuple[int, ...] = ()
+
+    @property
+    def _members(self) -> Sequence[int]:
+        return self.members or range(self.size)
 
     def divides(self, *counts: int) -> bool:
         """Return whether each count splits into equal parts."""
@@ -73,13 +81,33 @@ class Ranks:
     def share(self, x: Tensor, add: Tensor | None, source: int) -> tuple[Tensor, Tensor]:
         """Return the residual stream and the output to be added to it, `[rows, hidden]`, of the rank `source`. All call it."""
         both = torch.stack((x, torch.zeros_like(x) if add is None else add))
-        shared: Tensor = torch.ops.sensorium.share_from_rank(both, source)
+        shared: Tensor = torch.ops.sensorium.share_from_rank(both, source, self._members)
         return shared[0], shared[1]
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the columns of all ranks in their order: `[rows, part]` -> `[rows, size * part]`. All ranks call it."""
-        gathered: Tensor = torch.ops.sensorium.gather_columns(x, self.size)
+        gathered: Tensor = torch.ops.sensorium.gather_columns(x, self._members)
         return gathered
+
+
+def rank_groups(rank: int, tensor: int, stages: int) -> tuple[Ranks, ...]:
+    """Return the groups of a process, of `tensor * stages`: of those that divide its layers' outputs, and of the stages.
+
+    The processes of a stage have consecutive numbers. A group of one process is left out.
+    """
+    stage, part = divmod(rank, tensor)
+    whole = tensor == 1 or stages == 1
+    outputs = Ranks(part, tensor, members=() if whole else tuple(range(stage * tensor, (stage + 1) * tensor)))
+    layers = Ranks(stage, stages, True, members=() if whole else tuple(range(part, tensor * stages, tensor)))
+    return tuple(group for group in (outputs, layers) if group.size > 1)
+
+
+def meet(tensor: int, stages: int) -> None:
+    """Make the process groups of all ranks. Each process calls it after `init_process_group`."""
+    for rank in range(tensor * stages):
+        for group in rank_groups(rank, tensor, stages):
+            if group.members and group.members not in _groups:
+                _groups[group.members] = torch.distributed.new_group(list(group.members))
 
 
 @dataclass(frozen=True)
@@ -126,13 +154,13 @@ class Rows:
         return stored[self.slices[0]] if len(self.slices) == 1 else torch.cat([stored[rows] for rows in self.slices])
 
 
-_ranks: ContextVar[Ranks | None] = ContextVar("sensorium_ranks", default=None)
+_ranks: ContextVar[Sequence[Ranks]] = ContextVar("sensorium_ranks", default=())
 
 
 @contextmanager
-def building_for(ranks: Ranks | None) -> Iterator[None]:
-    """Build decoder layers with this rank's part of their weights."""
-    token = _ranks.set(ranks)
+def building_for(*groups: Ranks | None) -> Iterator[None]:
+    """Build decoder layers with this process's part of their weights, which it has in these groups."""
+    token = _ranks.set([group for group in groups if group is not None])
     try:
         yield
     finally:
@@ -141,5 +169,4 @@ def building_for(ranks: Ranks | None) -> Iterator[None]:
 
 def current_ranks(layers: bool = False) -> Ranks | None:
     """Return the ranks of `building_for` if they divide the outputs of each layer; with `layers`, if they divide the layers."""
-    ranks = _ranks.get()
-    return ranks if ranks is not None and ranks.layers == layers else None
+    return next((group for group in _ranks.get() if group.layers == layers), None)

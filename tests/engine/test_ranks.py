@@ -31,7 +31,7 @@ from sensorium.engine.types import LoadedAdapter
 from sensorium.kernels.bodies import bodies_in_use
 from sensorium.kernels.linear.grouped import GroupedWeight
 from sensorium.models.layers.linear import Linear, LmHead
-from sensorium.models.layers.ranks import Ranks, RankTraffic, Rows, building_for, rank_traffic
+from sensorium.models.layers.ranks import Ranks, RankTraffic, Rows, building_for, rank_groups, rank_traffic
 from torch import Tensor, nn
 from waiting import wait_until
 
@@ -74,25 +74,24 @@ def _is_rank(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("size", "options"),
+    ("tensor", "stages", "options"),
     [
-        (2, {"dtype": "float32"}),
-        (4, {"dtype": "bfloat16", "max_num_batched_tokens": 24, "speculative_config": {"method": "suffix"}}),
-        (2, {"dtype": "float32", "quantization": "int8", "kv_cache_dtype": "int8"}),
-        (2, {"dtype": "bfloat16", "quantization": "int4"}),
-        (3, {"dtype": "bfloat16", "kind": "pipeline_parallel_size"}),
+        (2, 1, {"dtype": "float32"}),
+        (4, 1, {"dtype": "bfloat16", "max_num_batched_tokens": 24, "speculative_config": {"method": "suffix"}}),
+        (2, 1, {"dtype": "float32", "quantization": "int8", "kv_cache_dtype": "int8"}),
+        (2, 1, {"dtype": "bfloat16", "quantization": "int4"}),
+        (1, 3, {"dtype": "bfloat16"}),
+        (2, 2, {"dtype": "float32"}),
     ],
     ids=str,
 )
-def test_answers_have_the_bits_of_one_process(size: int, options: Mapping[str, Any]) -> None:
+def test_answers_have_the_bits_of_one_process(tensor: int, stages: int, options: Mapping[str, Any]) -> None:
     """With 4 ranks that divide heads, two of them hold the same head of keys; three stages have 2, 1 and 1 layers."""
-    kind = options.get("kind", "tensor_parallel_size")
-    options = {name: value for name, value in options.items() if name != "kind"}
     with LLM(MODEL, **OPTIONS, **options) as llm:
         alone = answers(llm, PROMPTS, PARAMS)
-    with LLM(MODEL, **OPTIONS, **options, **{kind: size}) as llm:
+    with LLM(MODEL, **OPTIONS, **options, tensor_parallel_size=tensor, pipeline_parallel_size=stages) as llm:
         assert llm.config.engine_process
-        assert len(peers(llm)) == size - 1
+        assert len(peers(llm)) == tensor * stages - 1
         assert answers(llm, PROMPTS, PARAMS) == alone
         llm.sleep()
         llm.wake_up()
@@ -378,7 +377,8 @@ def test_no_process_is_left_and_processors_run_on_all_ranks() -> None:
     [
         ({"tensor_parallel_size": 5}, "divides neither"),
         ({"pipeline_parallel_size": 5}, "4 layers"),
-        ({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"pipeline_parallel_size": 5, "tensor_parallel_size": 2}, "pipeline_parallel_size=5"),
+        ({"tensor_parallel_size": 5, "pipeline_parallel_size": 2}, "divides neither"),
         ({"tensor_parallel_size": 2, "parts": "encoder"}, "parts"),
         ({"pipeline_parallel_size": 2, "enable_lora": True}, "enable_lora"),
         ({"tensor_parallel_size": 2, "async_scheduling": True}, "async_scheduling"),
@@ -407,7 +407,7 @@ def test_what_ranks_send_is_what_the_plan_says(size: int, layers: bool, monkeypa
 
     monkeypatch.setattr(Ranks, "gather", gather)
     monkeypatch.setattr(Ranks, "share", share)
-    monkeypatch.setattr(loader, "load_engine", partial(loader.load_engine, ranks=Ranks(0, size, layers)))
+    monkeypatch.setattr(loader, "load_engine", partial(loader.load_engine, ranks=[Ranks(0, size, layers)]))
     with LLM(MODEL, **OPTIONS, warm_up=False, engine_process=False, async_scheduling=False) as llm:
         sent.clear()
         (output,) = llm.generate(["The sky is"], SamplingParams(max_tokens=1), use_tqdm=False)
@@ -424,6 +424,19 @@ def test_logits_of_an_untied_head_are_sent() -> None:
     with building_for(Ranks(0, 2)):
         model = nn.ModuleDict({"head": LmHead(8, 10, None, torch.float32, torch.device("meta"))})
     assert rank_traffic(model) == RankTraffic(1, 0, 5 * 4)
+
+
+def test_the_ranks_of_stages_that_are_divided() -> None:
+    assert rank_groups(0, 1, 1) == ()
+    assert rank_groups(1, 2, 1) == (Ranks(1, 2),)
+    assert rank_groups(2, 1, 3) == (Ranks(2, 3, True),)
+    assert rank_groups(3, 2, 3) == (Ranks(1, 2, members=(2, 3)), Ranks(1, 3, True, members=(1, 3, 5)))
+    parts = [
+        plan_of(MODEL, OPTIONS | {"tensor_parallel_size": tensor, "pipeline_parallel_size": stages, "max_model_len": 512})
+        for tensor, stages in ((1, 1), (2, 1), (1, 2), (2, 2))
+    ]
+    weights = [part.weights for part in parts]
+    assert weights[3] < min(weights[1:3]) < weights[0]
 
 
 def test_a_plan_is_that_of_a_rank() -> None:
