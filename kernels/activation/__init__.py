@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..dispatch import implementation
 from . import reference
-from .reference import IN_TORCH, is_in_torch
+from .reference import IN_TORCH, is_in_torch, largest_gate, limit_of_silu
 
 
 def activation(name: str, x: Tensor) -> Tensor:
@@ -21,7 +21,14 @@ def act_and_mul(name: str, x: Tensor) -> Tensor:
     """Compute `activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`.
 
     `name`: in REFERENCES or IN_TORCH, or CLAMPED_SWIGLU, of `reference`, or a result of its `clamped_swiglu` or `limited_silu`.
+    The last one overwrites x.
     """
+    limit = limit_of_silu(name)
+    if limit is not None:
+        gate, up = x.chunk(2, -1)
+        gate.clamp_(max=largest_gate(limit, x.dtype))
+        up.clamp_(-limit, limit)
+        name = "silu"
     if is_in_torch(name):
         return reference.act_and_mul(name, x)
     result: Tensor = implementation("act_and_mul", x.device, x.dtype).act_and_mul(name, x)

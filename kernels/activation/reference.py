@@ -5,6 +5,7 @@ In torch, an element at the end of a tensor or of a thread's share takes another
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -95,6 +96,22 @@ def limited_silu(limit: float) -> str:
     return f"{_LIMITED_SILU} {limit}"
 
 
+def limit_of_silu(name: str) -> float | None:
+    """Return the limit in a name of `limited_silu`; None for other activations."""
+    return float(name.split()[1]) if name.startswith(_LIMITED_SILU) else None
+
+
+@functools.cache
+def largest_gate(limit: float, dtype: torch.dtype) -> float:
+    """Return the largest number of a dtype whose silu, rounded to it, is at most `limit`. Above -1.28, silu is monotonic."""
+    gate = limit
+    for _ in range(100):
+        gate = limit * (1 + math.exp(-gate))  # silu(gate) is gate / (1 + exp(-gate))
+    steps = torch.arange(-4, 5, dtype=torch.float64) * torch.finfo(dtype).eps
+    near = (gate * (1 + steps)).to(dtype)
+    return float(near[F.silu(near.double()).to(dtype).double() <= limit].max())
+
+
 def clamps_up(name: str) -> bool:
     """Return True if `act_and_mul` clamps the second factor, so that its size cannot be changed by another layer."""
     return name.startswith((CLAMPED_SWIGLU, _LIMITED_SILU))
@@ -114,8 +131,6 @@ def act_and_mul(name: str, x: Tensor) -> Tensor:
     """Compute `activation(gate) * up` of `x [rows, gate | up]`, rounded to x's dtype in between, as published models do."""
     gate, up = x.chunk(2, -1)
     name, *numbers = name.split()
-    if name == _LIMITED_SILU:
-        return _in_float64(partial(_limited_silu, float(numbers[0])), shrinks=2)(x)
     if numbers:
         alpha, limit = map(float, numbers)
         return _in_float64(partial(_clamped_swiglu, alpha, limit), shrinks=2)(x)
@@ -124,11 +139,6 @@ def act_and_mul(name: str, x: Tensor) -> Tensor:
         gate = (gate * 1.702).sigmoid_().mul_(gate)
         return up.clamp(-7, 7).add_(1).mul_(gate)
     return (REFERENCES.get(name) or IN_TORCH[name])(gate).mul_(up)
-
-
-def _limited_silu(limit: float, x: Tensor) -> Tensor:
-    gate, up = x.chunk(2, -1)
-    return up.clamp(-limit, limit).mul_(F.silu(gate).clamp_(max=limit))
 
 
 def _clamped_swiglu(alpha: float, limit: float, x: Tensor) -> Tensor:

@@ -236,15 +236,23 @@ def test_gated_activation(name: str, dtype: torch.dtype, inner: int, generator: 
     torch.testing.assert_close(act_and_mul(name, x), act_and_mul_reference(name, x), **limits)
 
 
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize("limit", [0.5, 7.0, 16.0])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_limited_silu(dtype: torch.dtype, generator: torch.Generator) -> None:
-    x = noise(generator, dtype, 6, 74) * 5
-    gate, up = x.double().chunk(2, -1)
-    wanted = torch.minimum(gate * gate.sigmoid(), torch.tensor(1.5)) * up.clamp(-1.5, 1.5)
-    result = act_and_mul(limited_silu(1.5), x)
-    assert torch.equal(result, wanted.to(dtype))
-    assert torch.equal(act_and_mul(limited_silu(1.5), x[2:3]), result[2:3])
-    assert clamps_up(limited_silu(1.5))
+def test_limited_silu(dtype: torch.dtype, limit: float, generator: torch.Generator) -> None:
+    x = noise(generator, dtype, 6, 74) * 10
+    gate, up = x.clone().chunk(2, -1)
+    wanted = activation("silu", gate.contiguous()).clamp(max=limit) * up.clamp(-limit, limit)
+    row = act_and_mul(limited_silu(limit), x[2:3].clone())
+    result = act_and_mul(limited_silu(limit), x)
+    torch.testing.assert_close(result, wanted)
+    assert torch.equal(row, result[2:3])
+    assert result.abs().max() <= limit**2
+
+
+def test_activations_that_clamp_the_second_factor() -> None:
+    assert clamps_up(limited_silu(7.0))
+    assert clamps_up(CLAMPED_SWIGLU)
     assert not clamps_up("silu")
 
 
