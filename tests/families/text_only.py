@@ -1,5 +1,7 @@
 """Text-only checkpoints in the parity suite: a row per kind of decoder; stacks that differ little are variants of one."""
 
+import functools
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -157,10 +159,48 @@ CHANGES = {
         "linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
+    "step3p5": {
+        "head_dim": 16, "layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 20,
+        "moe_layers_enum": "1,2", "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+        "share_expert_dim": 40, "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6},
+        "rope_theta": [1e4, 5e3, 1e4], "partial_rotary_factors": [0.5, 1.0, 0.5], "swiglu_limits": [0.0, 0.7, 0.0],
+        "swiglu_limits_shared": [0.6, 0.0, 0.9],
+    },
     "gpt_oss": {
         "head_dim": 24, "intermediate_size": 32, "sliding_window": 20, "num_local_experts": 8, "num_experts_per_tok": 2,
     },
 }  # fmt: skip
+
+
+@functools.cache
+def step35_class():
+    """Return Step 3.5: transformers has its decoder, as a part of Step-3.7."""
+    import transformers as tf
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+    from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
+
+    class Step3p5ForCausalLM(Step3p7PreTrainedModel, tf.GenerationMixin):
+        config: tf.Step3p7TextConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.model = Step3p7TextModel(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(self, input_ids, past_key_values=None, use_cache=True):
+            out = self.model(input_ids=input_ids, past_key_values=past_key_values, use_cache=use_cache)
+            return CausalLMOutputWithPast(logits=self.lm_head(out.last_hidden_state), past_key_values=out.past_key_values)
+
+    return Step3p5ForCausalLM
+
+
+def load_step35(folder):
+    import transformers as tf
+
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = step35_class().from_pretrained(folder, dtype=torch.float32, **plain).eval()
+    return model, tf.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def build(seed, kind, **changes):
@@ -169,8 +209,8 @@ def build(seed, kind, **changes):
 
     words = fast_tokenizer(["<bos>", "<eos>"], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
     config = tf.CONFIG_MAPPING[kind](**text_config(words, **CHANGES.get(kind, {}) | changes))
-    alone = {"mistral4": tf.Mistral4ForCausalLM}  # not among the classes that transformers finds by config
-    model = (alone[kind](config) if kind in alone else tf.AutoModelForCausalLM.from_config(config)).eval()
+    alone = {"mistral4": lambda: tf.Mistral4ForCausalLM, "step3p5": step35_class}  # transformers does not find them by config
+    model = (alone[kind]()(config) if kind in alone else tf.AutoModelForCausalLM.from_config(config)).eval()
     randomise(model, seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and "norm" in name and ".linear_attn." not in name:
@@ -256,4 +296,5 @@ FAMILIES = [
     # in half precision some rows take another expert, in transformers too
     row("deepseek_v3", "deepseek_v2", "mistral4", "glm4_moe_lite", "youtu", half=(0.1, 0.2)),
     row("qwen3_next", variants={"gelu": GELU}, half=(0.2, 0.2)),
+    replace(row("step3p5", load=load_step35), variants={"no limits": {"swiglu_limits": None, "swiglu_limits_shared": None}}),
 ]
