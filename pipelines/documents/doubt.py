@@ -16,6 +16,16 @@ _PER_MARK = 25  # characters for each mark that the page shows, of which letters
 SPARE = 50
 """Characters of a reading that nothing has to show."""
 _PER_HEIGHT = 10  # characters of a line for each of its heights, at most; narrow print has about 4
+_MAX_REFUSAL = 300  # characters; longer texts are readings that have such words
+_REFUSAL = re.compile(
+    r"""(?:i['’]?\ ?a?m\ (?:sorry|unable|not\ able)|sorry,|as\ an\ ai\b
+    |i\ (?:can(?:no|['’])t|could\ not|do\ not\ see|don['’]t\ see)[ ]
+    |there\ (?:is|are|appears\ to\ be)\ no\ (?:\w+\ ){0,2}text\b
+    |no\ (?:\w+\ )?text\ (?:is\ |was\ )?(?:visible|found|detected|present)
+    |(?:the|this)\ (?:image|page|picture)\ (?:is|appears\ to\ be|seems\ to\ be)\ (?:\w+\ )?(?:blank|empty|too\ blurry)
+    |(?:the|this)\ (?:image|page|picture)\ (?:contains|has|shows)\ no\ (?:\w+\ )?text\b|抱歉|对不起|无法识别|图片中没有文字)""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _LEAST = 5  # numbers of a text layer that say something about a reading
 _AGREED = 0.5  # share of them that a good reading has
 _NUMBER = re.compile(r"\d+(?:[.,'\u202f\u00a0]\d+)*")
@@ -32,6 +42,12 @@ def invented(blocks: Sequence[Block], room: float) -> str | None:
         return None
     lines = f"lines that are {room:.0f} times as long as high" if room else "no lines of text"
     return f"it has {count:,} characters, and the page shows {lines}"
+
+
+def refusal(text: str) -> str | None:
+    """Return that an answer speaks about its page instead of reading it, None if it does not begin so."""
+    is_refusal = len(text) <= _MAX_REFUSAL and _REFUSAL.match(text.strip()) is not None
+    return "it speaks about the page instead of reading it" if is_refusal else None
 
 
 def num_characters(blocks: Sequence[Block]) -> int:

@@ -30,8 +30,9 @@ NAME = ".sensorium-read.sqlite"
 """Name of the manifest in the folder of the outputs."""
 VERSION = 2
 """Version of the tables. A folder with another version is refused."""
-MAX_DEATHS = 3
-"""Processes that may end while they read a page; then the page is not read again."""
+MAX_DEATHS = 6
+"""Processes that may end while they read a page; then the page is not read again. Some may be killed for other reasons."""
+_DEATHS_BESIDE_OTHERS = 2  # after them, a process reads such a page only if it reads no other one
 _WAIT_SECONDS = 60.0  # for the lock of another process
 _GIVE_BACK_SECONDS = 2.0  # the same, while a signal ends this process
 _GIVE_BACK = "UPDATE pages SET owner=NULL, until=NULL WHERE owner=? AND record IS NULL"
@@ -123,8 +124,9 @@ class Manifest:
     def claim(self, document: str, ranges: Ranges, most: int) -> list[int]:
         """Lease pages without a record, those that were begun least often first. Return their numbers.
 
-        A page that was begun before is leased alone, in case it has ended the process that read it, and the last time only if
-        this process reads no other page. A page with which `MAX_DEATHS` processes have ended gets a record with an error.
+        A page that was begun before is leased alone, in case it has ended the process that read it, and after some deaths
+        only if this process reads no other page. A page with which `MAX_DEATHS` processes have ended gets a record with an
+        error.
 
         Raises:
             ReadingStopped: the leases were given back.
@@ -143,7 +145,7 @@ class Manifest:
                     deaths += owner is not None
                     if deaths >= MAX_DEATHS:
                         lost.append(number)
-                    elif deaths < MAX_DEATHS - 1 or not self._has_leases():
+                    elif deaths < _DEATHS_BESIDE_OTHERS or not self._has_leases():
                         numbers[number] = deaths
                     if len(numbers) == (1 if attempts else most):
                         break

@@ -12,12 +12,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ...callers.errors import ErrorInfo, SensoriumError, error_reason, is_out_of_memory
+from ...engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from ...mm.media.pdf import holds_pictures, is_pdf
 from ...mm.media.policy import MediaPolicy, PdfFile, page_of
 from .answers import answer_blocks
 from .blocks import PageRecord
 from .confidence import with_token_confidences
-from .doubt import SPARE, invented, num_characters
+from .doubt import SPARE, invented, num_characters, refusal
 from .lines_reader import PACKAGES, LinesReader
 from .page_task import PageReader, PageTask
 from .stop import ReadingStopped, StopSignal
@@ -35,6 +36,12 @@ _ENGINE_OPTIONS = (
     "override_generation_config",
 )  # fmt: skip
 """Options of the engine that change answers."""
+
+
+_LOOPS = RepetitionDetectionParams(min_repeats=16, min_tokens=1024, repair=True)
+"""Loops that are removed. Empty cells and lines of forms may repeat often, too, but not so long."""
+_ENDS = {"length": "it was cut off at the token limit", "repetition": "it repeats itself, and was ended"}
+"""Reasons for which an answer ended that say that its text is not the page's."""
 
 
 class NoReader:
@@ -76,7 +83,8 @@ class ModelReader:
         find_prompt(question, engine.ocr_prompts)  # these are raised before any page is read: they are no errors of a page
         engine.chat_options()
         engine.loop.check_ready(())
-        self._engine, self._options = engine, OcrOptions(question, max_tokens, cache_salt=cache_salt)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=_LOOPS)
+        self._engine, self._options = engine, OcrOptions(question, max_tokens, params, cache_salt=cache_salt)
         self._run = run or self._run_all
         self._finder = find_lines_reader()  # shows which pages have no text for what the model writes
         self._lease = None if adapter is None else engine.adapters.lease(adapter)  # kept: all pages use this content
@@ -136,9 +144,9 @@ class ModelReader:
             blocks = answer_blocks(result.text, marked, page.scale, self.name) if result.text else ()
         except Exception as error:
             return page.record(error=info_of(error))
-        cut = "it was cut off at the token limit" if result.finish_reason == "length" else None
+        cut = _ENDS.get(result.finish_reason or "")
         blocks, confidence = with_token_confidences(blocks, _tokens(result))
-        return page.record(blocks, doubt=result.doubt or cut, confidence=confidence)
+        return page.record(blocks, doubt=result.doubt or cut or refusal(result.text), confidence=confidence)
 
 
 def _tokens(result: Page) -> list[tuple[str, float]]:

@@ -332,7 +332,7 @@ def test_a_page_that_ends_its_process_is_given_up(tmp_path: Path) -> None:
         (page,) = base.records("a", ((1, 1),))
     assert page.error is not None
     assert (page.error.code, page.error.code in TRANSIENT) == ("invalid_media", False)
-    assert "ended 3 times" in page.error.message
+    assert f"ended {manifest.MAX_DEATHS} times" in page.error.message
 
 
 def test_runs_that_end_well_do_not_count(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
+from sensorium import LLM
+from sensorium.cli.ocr import SHIPPED_MODEL
 from sensorium.mm.media.page_facts import PageFacts, TextLine, page_facts
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import readers
 from sensorium.pipelines.documents.blocks import Block, NumberCheck, PageRecord
-from sensorium.pipelines.documents.doubt import SPARE, compare_numbers, doubt_of, invented
+from sensorium.pipelines.documents.doubt import SPARE, compare_numbers, doubt_of, invented, refusal
 from sensorium.pipelines.documents.lines_reader import LinesReader
 from sensorium.pipelines.documents.page_task import PageTask
 from sensorium.pipelines.documents.projections import page_fields
@@ -182,3 +184,51 @@ def test_the_digest_of_a_model_names_the_finder(monkeypatch: pytest.MonkeyPatch)
             monkeypatch.setattr(reader, key, value, raising=False)
         digests.add(reader.digest)
     assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refusal"),
+    [
+        ("I'm sorry, but I can't read the text in this image.", True),
+        ("There is no visible text in the image.", True),
+        ("The image is blank.", True),
+        ("This page appears to be completely empty.", True),
+        ("No text is visible.", True),
+        ("抱歉，我无法识别图片中的文字。", True),
+        ("", False),
+        ("The image is shown in figure 3.", False),
+        ("There is no text without an author.", True),
+        ("Sorry, " + "a long letter " * 30, False),
+        ("Dear Sir, I am sorry to hear of it.", False),
+        ("There are no textile mills here.", False),
+    ],
+)
+def test_refusals(text: str, is_refusal: bool) -> None:
+    assert (refusal(text) is not None) is is_refusal
+
+
+@pytest.mark.parametrize(
+    ("text", "finish_reason", "is_doubted"),
+    [
+        ("a page", "stop", False),
+        ("a page", "repetition", True),
+        ("a page", "length", True),
+        ("I cannot read this.", "stop", True),
+    ],
+)
+def test_answers_that_end_badly_are_doubted(text: str, finish_reason: str, is_doubted: bool) -> None:
+    answer = SimpleNamespace(marked=None, token_ids=[], logprobs=None)
+    result: Any = SimpleNamespace(
+        error=None, text=text, doubt=None, finish_reason=finish_reason, output=SimpleNamespace(outputs=[answer])
+    )
+    reader = ModelReader.__new__(ModelReader)
+    reader._engine = SimpleNamespace(config=SimpleNamespace(model="m"))  # type: ignore[assignment]
+    task = PageTask(b"", 1, facts("", marks=900), "reading", "", 1.0)
+    assert (reader._record(task, result).doubt is not None) is is_doubted
+
+
+def test_loops_of_models_are_repaired() -> None:
+    with LLM(SHIPPED_MODEL) as llm:
+        detection = ModelReader(llm.engine, "Read.", 8)._options.params.repetition_detection
+    assert detection is not None
+    assert detection.repair
