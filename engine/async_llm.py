@@ -183,6 +183,10 @@ class AsyncLLM(NotPicklable):
         """Return the adapters that requests may choose, in the order of their names."""
         return await asyncio.to_thread(self.engine.adapters.list)
 
+    async def pin_adapter(self, name: str, pinned: bool = True) -> None:
+        """Do the same as `LLM.pin_adapter`."""
+        await asyncio.to_thread(self.engine.adapters.pin, name, pinned)
+
     async def update_weights(self, weights: WeightsSource, mode: UpdateMode = "wait") -> int:
         """Do the same as `LLM.update_weights` without blocking the event loop."""
         return await asyncio.to_thread(self.engine.update_weights, weights, mode)

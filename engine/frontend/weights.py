@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.multiprocessing import reductions
 
 from ...callers.errors import CheckpointError, InputError, short_repr, typed
 from ...checkpoints.weight_files import read_file
 
-WeightsSource = Iterable[tuple[str, Tensor]] | Mapping[str, Tensor] | str | os.PathLike[str]
+SharedHandle = tuple[Callable[..., Tensor], tuple[Any, ...]]
+"""What `torch.multiprocessing.reductions.reduce_tensor` returns in the process of the trainer."""
+WeightsSource = Iterable[tuple[str, Tensor | SharedHandle]] | Mapping[str, Tensor | SharedHandle] | str | os.PathLike[str]
+_REBUILD = (reductions.rebuild_tensor, reductions.rebuild_cuda_tensor)
 UpdateMode = Literal["wait", "abort"]
 
 
@@ -21,14 +25,16 @@ def read_update(weights: WeightsSource) -> dict[str, Tensor]:
     """Return copies of the tensors on the host, by name.
 
     Args:
-        weights: pairs of a name and a tensor, a mapping, or the path of a safetensors file or of a folder with such files.
+        weights: pairs of a name and a tensor, a mapping, or the path of a safetensors file or of a folder with such files. A
+            handle of shared memory may stand for a tensor.
 
     Raises:
         InputError: another form, a name that is given twice, or nothing.
         CheckpointError: a file cannot be read, or a tensor holds other numbers than finite ones of 16 or 32 bits.
     """
     tensors: dict[str, Tensor] = {}
-    for name, tensor in _pairs(weights):
+    for name, given in _pairs(weights):
+        tensor = _opened(given)
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             reason = f"<<param>> must be pairs of a name and a tensor, not {typed(name)} and {typed(tensor)}"
             raise InputError(reason, code="invalid_value", param="weights")
@@ -61,6 +67,17 @@ def _pairs(weights: object) -> Iterable[tuple[object, object]]:
         reason = f"<<param>> must be pairs of a name and a tensor, or a path, not {typed(weights)}"
         raise InputError(reason, code="invalid_value", param="weights")
     return (entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None) for entry in weights)
+
+
+def _opened(value: object) -> object:
+    """Return the tensor of a handle of shared memory; other values as they are. Raise InputError if it cannot be opened."""
+    if not isinstance(value, tuple) or len(value) != 2 or value[0] not in _REBUILD or not isinstance(value[1], tuple):
+        return value
+    try:
+        return value[0](*value[1])
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        reason = f"<<param>> holds a handle of shared memory that cannot be opened ({error})"
+        raise InputError(reason, code="invalid_value", param="weights") from None
 
 
 def _files(path: str | os.PathLike[str]) -> list[Path]:

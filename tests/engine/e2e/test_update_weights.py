@@ -20,6 +20,7 @@ from sensorium import LLM, AsyncLLM
 from sensorium.callers.errors import CheckpointError, ConfigError, EngineDeadError, InputError
 from sensorium.engine.core.channel import discard
 from sensorium.models import weights as model_weights
+from torch.multiprocessing.reductions import rebuild_tensor, reduce_tensor
 from waiting import wait_until
 
 pytestmark = pytest.mark.in_process
@@ -92,8 +93,9 @@ def test_files_names_of_transformers_and_copies(base: Path, changed: Path, tmp_p
     save_file(update, tmp_path / "update.safetensors")
     model, _ = ROW.load(changed)
     in_memory = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    handles = {name: reduce_tensor(tensor.clone().share_memory_()) for name, tensor in update.items()}
     with make_llm(ROW, base) as llm:
-        for source in (tmp_path / "update.safetensors", str(tmp_path), in_memory):
+        for source in (tmp_path / "update.safetensors", str(tmp_path), handles, in_memory):
             llm.update_weights(load_file(base / "model.safetensors"))
             llm.update_weights(source)
             assert answers(llm) == expected[1]
@@ -116,6 +118,8 @@ def test_updates_that_do_not_fit_change_nothing(base: Path, changed: Path, tmp_p
         ([*update.items(), (name, update[name])], InputError, name),
         ({}, InputError, "weights"),
         ([5], InputError, "weights"),
+        ({name: (rebuild_tensor, (torch.Tensor, None, None))}, InputError, "weights"),
+        ({name: (torch.ones, (2,))}, InputError, "weights"),
         (5, InputError, "weights"),
         (tmp_path / "pickle.bin", CheckpointError, "pickle"),
         (tmp_path / "absent", CheckpointError, "absent"),
