@@ -162,7 +162,7 @@ def _by_expert(raw: Mapping[str, Any], module: str, parameter: str, matrices: Ma
     pattern = next((rank for pattern, rank in patterns(raw, "rank_pattern") if pattern.match(name)), None)
     rank = positive_int({"r": 8, **raw} if pattern is None else {"r": pattern}, "r", "adapter_config.json")
     down, up = (matrices.get(letter, torch.empty(0)) for letter in "AB")
-    if down.ndim != 2 or up.ndim != 2 or len(down) != up.shape[1] or len(down) % rank:
+    if down.ndim != 2 or up.ndim != 2 or not 0 < len(down) == up.shape[1] or len(down) % rank:
         raise CheckpointError(
             f"the adapter's matrices of {name} are {list(down.shape)} and {list(up.shape)}, which are not those of "
             f"experts with rank {rank}; save it again with peft"

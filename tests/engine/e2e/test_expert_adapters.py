@@ -231,6 +231,9 @@ WRONG: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = {
         {f"{EXPERTS}.lora_A": (E * RANK, W), f"{EXPERTS}.lora_B": (H, E * RANK)},
         {"target_parameters": ["experts.down_proj"], "r": 5}, "rank 5",
     ),
+    "no rows": (
+        {f"{EXPERTS}.lora_A": (0, W), f"{EXPERTS}.lora_B": (H, 0)}, {"target_parameters": ["experts.down_proj"]}, "down_proj",
+    ),
     "other experts": (
         {f"{EXPERTS}.lora_A": (2 * RANK, W), f"{EXPERTS}.lora_B": (H, 2 * RANK)},
         {"target_parameters": ["experts.down_proj"]}, f"{EXPERTS}.down_proj",
