@@ -119,12 +119,16 @@ class AdaptedLayers:
         """Add the shared expert, the router, and experts of a decoder that are layers of their own."""
         if module.shared_experts is not None:
             self._add_layers(f"{path}.shared_experts", module.shared_experts, part)
-        if not isinstance(module, Mixture):
-            return
-        if module.stacked is None and part == "decoder":
+        mixtures = {path: module} if isinstance(module, Mixture) else {f"{path}.{k}": m for k, m in module.mixtures.items()}
+        is_stacked = any(mixture.stacked is not None for mixture in mixtures.values())
+        if part == "decoder" and not is_stacked:
             module.slot, part = ExpertSlot(self.active["experts"], self._calls), "experts"
-            self._add_layers(f"{path}.experts", module.experts, part)
-        self._add_layers(f"{path}.gate", module.gate, part)
+        elif isinstance(module, ModalityMixture):
+            return  # its routers get the rows of a modality
+        for name, mixture in mixtures.items():
+            if part == "experts":
+                self._add_layers(f"{name}.experts", mixture.experts, part)
+            self._add_layers(f"{name}.gate", mixture.gate, part)
 
     def _add(self, layer: AdaptedLayer, part: ModelPart) -> int:
         """Give a layer its slot, and return its number."""

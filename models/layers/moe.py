@@ -6,7 +6,7 @@ is a layer of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -216,7 +216,13 @@ class MixtureBeside(TensorModule):
 
 
 class ModalityMixture(WeightedLayer):
-    """Modality experts: rows of each modality have their own router and experts; the shared expert is for all rows."""
+    """Modality experts: rows of each modality have their own router and experts; the shared expert is for all rows.
+
+    Attributes:
+        slot: as in Mixture, for the experts of all modalities.
+    """
+
+    slot: ExpertSlot | None = None
 
     def __init__(self, dim: int, spec: MoeSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -229,13 +235,23 @@ class ModalityMixture(WeightedLayer):
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run each modality's rows. `modality_ids`: int64 `[rows]`; None: all rows use the first modality's experts."""
-        if modality_ids is None:
-            out = self._mixtures[0](x)
-        else:
-            out = torch.empty_like(x)
-            for number, mixture in enumerate(self._mixtures):
-                _mix_rows(mixture, x, modality_ids == number, out)
+        has_adapters = self.slot is not None and self.slot.step.groups
+        out = self.slot.run(x, modality_ids, self._routed) if has_adapters else self._routed(x, modality_ids)
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
+
+    def _routed(self, x: Tensor, modality_ids: Tensor | None) -> Tensor:
+        """Run the experts, without the shared one, with the adapters that their layers have now."""
+        if modality_ids is None:
+            return self._mixtures[0](x)
+        out = torch.empty_like(x)
+        for number, mixture in enumerate(self._mixtures):
+            _mix_rows(mixture, x, modality_ids == number, out)
+        return out
+
+    @property
+    def mixtures(self) -> Mapping[str, Mixture]:
+        """The experts of each modality, by the name of their module."""
+        return dict(zip(self.names, self._mixtures, strict=True))
 
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
         """Yield names and converters. Checkpoints number experts across modalities and store routers as `[in, out]`."""

@@ -92,7 +92,7 @@ def change_whole(model: Any, shared: str = "") -> list[Factors]:
     """
     gen, layers = torch.Generator().manual_seed(0), []
     for name, module in model.named_modules():
-        if not name.endswith("mlp.experts"):
+        if not name.endswith(".experts"):
             continue
         pairs = []
         for part, outer in (module.gate_up_proj, "A"), (module.down_proj, "B"):
@@ -188,6 +188,22 @@ def test_matrices_of_all_experts(llm: LLM, world: LoadedModels, tmp_path: Path, 
     layers = change_whole(model, LAYOUTS[layout][1])
     llm.load_adapter("mine", store(tmp_path / "mine", layers, layout))
     compare(llm, row, model, processor, ask(row, "", 0), adapter="mine")
+
+
+def test_experts_of_each_modality(world: LoadedModels, tmp_path: Path) -> None:
+    """Rows of text and images have their own experts; rows of the base model stand in the same step."""
+    row, base = ROWS["ernie4_5_vl"], world.folder("ernie4_5_vl")
+    (model, processor), (plain, _) = row.load(base), row.load(base)
+    folder, params = store(tmp_path / "mine", change_whole(model), "experts"), greedy(6, logprobs=3, prompt_logprobs=0)
+    with make_llm(row, base, enable_lora=True, batch_invariant=True) as llm:
+        llm.load_adapter("mine", folder)
+        compare(llm, row, model, processor, ask(row, "i", 0), adapter="mine")
+        compare(llm, row, plain, processor, ask(row, "i", 0))
+        prompts, names = [ask(row, "i", 0).ours] * 2, ["mine", None]
+        alone = [llm.generate(prompts[0], params, use_tqdm=False, adapter=name)[0] for name in names]
+        llm.reset_prefix_cache()
+        together = llm.generate(prompts, params, use_tqdm=False, adapter=names)
+        assert [logprobs(one) for one in together] == [logprobs(one) for one in alone]
 
 
 @pytest.mark.parametrize("layout", ["parameters", "experts, shared", "parts, shared", "beside each"])
