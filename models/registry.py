@@ -179,6 +179,7 @@ _NAMES: dict[str, str] = {
     "molmo2": "Molmo2ForConditionalGeneration",
     "moonshine": "MoonshineForConditionalGeneration MoonshineStreamingForConditionalGeneration",
     "moss_transcribe": "MossTranscribeDiarizeForConditionalGeneration",
+    "nemotron_asr_streaming": "NemotronAsrStreamingForRNNT",
     "nemotron_embed": "LlamaNemotronVLForSequenceClassification LlamaNemotronVLModel",
     "nemotron_parse": "NemotronParseForConditionalGeneration",
     "nemotron_vl": "Llama_Nemotron_Nano_VL NemotronH_Nano_VL_V2",

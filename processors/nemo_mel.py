@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as NeMo computes them: natural logarithms, each band scaled to mean 0 and variance 1 over the item.
+"""Log-mel spectrograms as NeMo computes them: natural logarithms, each band usually scaled to mean 0 and variance 1.
 
 Sources: the published feature extractors of Parakeet and Cohere's transcription models.
 """
@@ -27,6 +27,7 @@ class NemoMelSpec(MelSpec):
     Args:
         preemphasis: share of each sample that is subtracted from the next one.
         dither: amplitude of noise that is added to the samples. Its seed is their number, so equal audio gets equal noise.
+        normalizes: whether each band is scaled to mean 0 and variance 1.
     """
 
     n_fft: int = 512
@@ -34,6 +35,7 @@ class NemoMelSpec(MelSpec):
     max_samples: int = 960_000
     preemphasis: float = 0.97
     dither: float = 0.0
+    normalizes: bool = True
 
     def num_frames(self, samples: int) -> int:
         return samples // self.hop_length
@@ -65,6 +67,8 @@ def nemo_log_mel(samples: Tensor, spec: NemoMelSpec) -> Tensor:
     magnitudes = torch.view_as_real(waves).square().sum(-1).sqrt()
     bands = (filters @ magnitudes.square()).T[:frames].contiguous()
     bands = bands.add_(_GUARD).log_()
+    if not spec.normalizes:
+        return bands
     bands -= bands.mean(0)
     return bands / ((bands.square().sum(0) / (frames - 1)).sqrt() + _EPS)
 

@@ -9,13 +9,13 @@ from ..dispatch import implementation
 EPS = 1e-5
 
 
-def leaky_norm(x: Tensor, scale: Tensor, shift: Tensor, slope: float) -> Tensor:
+def leaky_norm(x: Tensor, slope: float, scale: Tensor, shift: Tensor) -> Tensor:
     """Normalise each channel of `x [1, channels, time]`, multiply by `scale` and add `shift [channels]`; then leaky ReLU."""
-    normed: Tensor = implementation("channel_norm", x.device, x.dtype).leaky_norm(x, scale, shift, slope)
+    normed: Tensor = implementation("channel_norm", x.device, x.dtype).leaky_norm(x, slope, scale, shift)
     return normed
 
 
-def snake_norm(x: Tensor, scale: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
+def snake_norm(x: Tensor, factor: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """The same with snake (arXiv 2006.08195), y + sin(factor y)^2 / factor, in place of leaky ReLU. `factor [channels]`."""
-    normed: Tensor = implementation("channel_norm", x.device, x.dtype).snake_norm(x, scale, shift, factor)
+    normed: Tensor = implementation("channel_norm", x.device, x.dtype).snake_norm(x, factor, scale, shift)
     return normed

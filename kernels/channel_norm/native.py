@@ -11,12 +11,12 @@ from . import EPS
 _LEAKY, _SNAKE = 1, 2  # enum of the C++ kernel
 
 
-def leaky_norm(x: Tensor, scale: Tensor, shift: Tensor, slope: float) -> Tensor:
+def leaky_norm(x: Tensor, slope: float, scale: Tensor, shift: Tensor) -> Tensor:
     """Compute `channel_norm.leaky_norm`."""
     return _normed(_LEAKY, x, scale, shift, None, slope)
 
 
-def snake_norm(x: Tensor, scale: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
+def snake_norm(x: Tensor, factor: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Compute `channel_norm.snake_norm`."""
     return _normed(_SNAKE, x, scale, shift, factor.contiguous(), 0.0)
 

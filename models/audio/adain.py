@@ -34,7 +34,7 @@ class ChannelFactors(WeightedLayer):
         yield f"{path}.bias", self.bias
 
 
-class AdaptiveNorm(TensorModule):
+class AdaptiveNorm(nn.Module):
     """A scale and a shift of each channel after an instance norm over time, which depend on a style `[1, style]`."""
 
     def __init__(self, channels: int, style: int, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class AdaptiveNorm(TensorModule):
         self.norm = ChannelFactors(channels, device)
         self.fc = Linear(style, {"fc": 2 * channels}, True, torch.float32, device)
 
-    def factors(self, style: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, style: Tensor) -> tuple[Tensor, Tensor]:
         """Return the factor and the offset of each channel after the instance norm, `[channels]`."""
         scale, shift = self.fc(style)[0].chunk(2)
         scale = 1 + scale
@@ -72,9 +72,9 @@ class AdaptiveBlock(TensorModule):
         self.conv1x1 = ShortConv1d(inner, outer, 1, device, bias=False) if inner != outer else None
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
-        y = leaky_norm(x, *self.norm1.factors(style), _SLOPE)
+        y = leaky_norm(x, _SLOPE, *self.norm1(style))
         y = self.conv1(y if self.pool is None else self.pool(y))
-        y = self.conv2(leaky_norm(y, *self.norm2.factors(style), _SLOPE))
+        y = self.conv2(leaky_norm(y, _SLOPE, *self.norm2(style)))
         if self.pool is not None:
             x = x.repeat_interleave(2, 2)
         return y.add_(x if self.conv1x1 is None else self.conv1x1(x)).mul_(1 / sqrt(2))
@@ -97,6 +97,6 @@ class SnakeBlock(TensorModule):
         for number, (first, second) in enumerate(zip(self.convs1, self.convs2, strict=True)):
             before, between = self.adain1[number], self.adain2[number]
             factor, other = (factors[number].weight.flatten() for factors in self.factors)
-            y = first(snake_norm(x, *before.factors(style), factor))
-            x = second(snake_norm(y, *between.factors(style), other), x)
+            y = first(snake_norm(x, factor, *before(style)))
+            x = second(snake_norm(y, other, *between(style)), x)
         return x

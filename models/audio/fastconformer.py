@@ -230,13 +230,13 @@ class FastConformer(TensorModule):
         x = torch.cat([self.merge(item) for item in features.to(self.dtype).split(list(frames))])
         if self.spec.scale != 1.0:
             x *= self.spec.scale
-        sines = _sines(self.spec.width, max(lengths), x)
+        sines = distance_sines(self.spec.width, max(lengths), x)
         for layer in self.blocks:
             x = layer(x, lengths, sines)
         return x
 
 
-def _sines(width: int, longest: int, like: Tensor) -> Tensor:
+def distance_sines(width: int, longest: int, like: Tensor) -> Tensor:
     """Return sines and cosines in turn of the distances from `longest - 1` to `1 - longest`, `[distances, width]`."""
     rate = 1.0 / 10_000.0 ** (torch.arange(0, width, 2, dtype=torch.float32, device=like.device) / width)
     angles = torch.arange(longest - 1, -longest, -1, device=like.device)[:, None].float() * rate

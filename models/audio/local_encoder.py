@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -169,14 +170,32 @@ class LocalEncoder(nn.Module):
         return SMALL + self.input_bytes(rows) + edge + rows * max(embed, first, second, layers)
 
 
-class WindowStates:
+class _CountsFrames(Protocol):
+    @property
+    def frames(self) -> int: ...
+
+
+S = TypeVar("S", bound=_CountsFrames)
+
+
+class WindowEncoder(Protocol[S]):
+    """An encoder whose rows depend on nearby samples only. `frame`: samples, or frames, per unit of a state's `frames`."""
+
+    @property
+    def frame(self) -> int: ...
+
+    def extend(self, samples: Tensor, length: int, earlier: S | None) -> tuple[Tensor, S]:
+        """Encode a window of `length` samples, and return all its rows and its new state."""
+
+
+class WindowStates(Generic[S]):
     """States of the open windows of live streams, by the window's number. The one used least recently is dropped first.
 
     A window whose state was dropped, or that has become shorter, is encoded from its start.
     """
 
-    def __init__(self, encoder: LocalEncoder) -> None:
-        self._encoder, self._states = encoder, OrderedDict[int, WindowState]()
+    def __init__(self, encoder: WindowEncoder[S]) -> None:
+        self._encoder, self._states = encoder, OrderedDict[int, S]()
 
     def encode(self, window: int, samples: Tensor, length: int, max_windows: int) -> Tensor:
         """Return the rows of a window of `length` samples, and keep the states of at most `max_windows`, this one first.

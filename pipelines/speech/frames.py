@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ...engine.builtin_logits_processors import BOOST_PHRASES
+from ...engine.frontend.processed_prompt import ProcessedPrompt
+from ...engine.frontend.request import RequestInput
+from ...engine.frontend.request_handle import RequestHandle
 from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
 from ...mm.speech import FrameRule, SpeechRequest
+from ...mm.types import MultiModalFeature
 from ..pooling import pooling_request
 from ..run import answer
 from .boost import Boosted, boosted_output
@@ -64,11 +68,10 @@ async def read_frames(
     engine: Engine, item: object, request: SpeechRequest, rule: FrameRule, cache_salt: str | None, boost: Boosted = None
 ) -> RequestOutput:
     """Return the output of a window with its tokens as the answer. `pooled` holds the rows."""
-    prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}
 
     async def read(arguments: Boosted, drafted: Sequence[int]) -> RequestOutput:
         params = SamplingParams(max_tokens=1, logits_processors={} if arguments is None else {BOOST_PHRASES: arguments})
-        output = await answer(pooling_request(engine, prompt, PoolingParams(pooling="tokens"), {}, params))
+        output = await answer(_rows_request(engine, item, request, cache_salt, params))
         if output.error or output.pooled is None:
             return output
         emitted = list(frame_tokens(output.pooled, rule))
@@ -78,6 +81,20 @@ async def read_frames(
         return replace(output, outputs=[completion])
 
     return await boosted_output(await read(None, ()), boost, read)
+
+
+def _rows_request(
+    engine: Engine, item: object, request: SpeechRequest, cache_salt: str | None, params: SamplingParams
+) -> RequestHandle:
+    """Return the request for the rows of an item, or of the open window of a stream, which is encoder input already."""
+    pooling = PoolingParams(pooling="tokens")
+    if not isinstance(item, MultiModalFeature):
+        prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}
+        return pooling_request(engine, prompt, pooling, {}, params)
+    assert engine.speech is not None
+    ids = (engine.speech.placeholder_ids["audio"],) * item.geometry.num_embeds
+    made = ProcessedPrompt(None, ids, (item,), item_of=(0,), salt=cache_salt or "")
+    return RequestHandle(RequestInput(lambda: made, params, pooling=pooling.request(engine.info.pooling)))
 
 
 class FrameAligner:

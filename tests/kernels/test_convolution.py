@@ -80,7 +80,7 @@ def test_norms_of_channels(time, level, generator):
     )
     before = native.set_level(kernels, native.LEVELS[level])
     try:
-        leaky, snake = leaky_norm(x, scale, shift, 0.2), snake_norm(x, scale, shift, factor)
+        leaky, snake = leaky_norm(x, 0.2, scale, shift), snake_norm(x, factor, scale, shift)
     finally:
         native.set_level(kernels, before)
     torch.testing.assert_close(leaky.double(), F.leaky_relu(y, 0.2), rtol=1e-5, atol=1e-5)
@@ -88,12 +88,12 @@ def test_norms_of_channels(time, level, generator):
     torch.testing.assert_close(snake.double(), y + (y * wide).sin().square() / wide, rtol=1e-4, atol=1e-4)
     if time > 1:
         with use_backends("channel_norm=torch"):
-            torch.testing.assert_close(leaky_norm(x, scale, shift, 0.2), leaky, rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(snake_norm(x, scale, shift, factor), snake, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(leaky_norm(x, 0.2, scale, shift), leaky, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(snake_norm(x, factor, scale, shift), snake, rtol=1e-4, atol=1e-4)
 
 
 @needs_kernels
 def test_norms_of_what_is_not_finite():
     x, ones = torch.tensor([[[1.0, float("inf"), 2.0]]]), torch.ones(1)
     assert snake_norm(x, ones, ones, ones).isnan().any()
-    assert leaky_norm(x, ones, ones, 0.2).isnan().any()
+    assert leaky_norm(x, 0.2, ones, ones).isnan().any()

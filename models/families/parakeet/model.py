@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ....checkpoints.config import positive_int
+from ...audio.cache_aware import CacheAwareConformer
 from ...audio.ctc import CtcState, decode_ctc
 from ...audio.fastconformer import FastConformer, fastconformer_bytes, fastconformer_spec
 from ...audio.transducer import STEP_ROWS, Transducer, TransducerState, transducer_bytes, transducer_prefixes, transducer_spec
@@ -27,10 +28,16 @@ class Parakeet(EncoderOnlyModel):
     prefixes: Sequence[tuple[str, str]]
 
     def __init__(self, config: Mapping[str, Any], vocab: int, dtype: torch.dtype, device: torch.device) -> None:
-        spec = fastconformer_spec(config.get("encoder_config") or {})
-        super().__init__(spec.width, vocab, spec.positions, dtype)
-        self.encoder = FastConformer(spec, dtype, device)
+        encoder = self.make_encoder(config.get("encoder_config") or {}, dtype, device)
+        super().__init__(encoder.spec.width, vocab, encoder.spec.positions, dtype)
+        self.encoder = encoder
         self.ignored = tuple(f"encoder.{name}" for name in self.encoder.unused)
+
+    def make_encoder(
+        self, audio: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> FastConformer | CacheAwareConformer:
+        """Return the encoder of the raw `encoder_config`."""
+        return FastConformer(fastconformer_spec(audio), dtype, device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         frames = tensors["audio_frames"].tolist()
