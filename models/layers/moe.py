@@ -235,8 +235,10 @@ class ModalityMixture(WeightedLayer):
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run each modality's rows. `modality_ids`: int64 `[rows]`; None: all rows use the first modality's experts."""
-        has_adapters = self.slot is not None and self.slot.step.groups
-        out = self.slot.run(x, modality_ids, self._routed) if has_adapters else self._routed(x, modality_ids)
+        if self.slot is not None and self.slot.step.groups:
+            out = self.slot.run(x, modality_ids, self._routed)
+        else:
+            out = self._routed(x, modality_ids)
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
 
     def _routed(self, x: Tensor, modality_ids: Tensor | None) -> Tensor:
