@@ -63,6 +63,30 @@ async def measure(engine: Any, samples: np.ndarray, min_chunk: float) -> tuple[T
     return trace, final
 
 
+async def run_in_step(llm: Any, samples: np.ndarray, options: Any, threads: Any = None) -> list[Any]:
+    """Return the events of a stream whose blocks wait for the passes over those before, so that they do not depend on time.
+
+    Args:
+        llm: an AsyncLLM. options: LiveOptions with the rate of the samples.
+        threads: for the networks that tell speakers apart.
+    """
+    from sensorium.pipelines.run import run_async
+    from sensorium.pipelines.speech.live import LiveTranscriber
+
+    stream, size = LiveTranscriber(llm.engine, options), round(BLOCK * options.rate)
+    for start in range(0, len(samples) + size, size):
+        if start < len(samples):
+            stream.push(samples[start : start + size])
+        else:
+            stream.finish()
+        while (task := stream.next_task()) is not None or stream.busy:
+            if task is not None:
+                await run_async(llm, task, threads)
+    if (error := next((event.error for event in stream.events if event.error is not None), None)) is not None:
+        raise RuntimeError(error)
+    return list(stream.events)
+
+
 def noisy(samples: np.ndarray, seed: int) -> np.ndarray:
     """Return the samples with noise that nobody hears, so that streams of one clip share nothing in the encoder cache."""
     noise: np.ndarray = np.random.default_rng(seed).normal(0, 1e-4, len(samples)).astype(np.float32)

@@ -1,5 +1,7 @@
 """Measure errors of speakers in transcripts: `python -m benchmarks.speakers --speaker-model DIR --model whisper-tiny.en`.
 
+With --live, the labels of live streams are measured.
+
 A set of seeded mixtures of 2 to 5 speakers: voices of espeak-ng, and the human voices of --voices (a folder with clips of one
 speaker each, whose names begin with the speaker's). Turns last from 0.2 s on, some overlap, every fourth mixture has music.
 Mixtures are written to out/speakers. The diarisation error rate comes from pyannote.metrics (no collar,
@@ -9,6 +11,7 @@ overlaps count), the concatenated minimum-permutation word error rate from meete
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import re
@@ -16,6 +19,7 @@ import resource
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,11 @@ NOTE = (
     "words count for both. The networks are those in whisperx 3.8.6 and Resemblyzer 0.1.4; the thresholds were chosen with "
     "another seed, the same human voices and the recording `sample`, which is therefore not "
     "held out. It is the recording in pyannote.audio 4.0.7: 30 s of a telephone call."
+)
+LIVE_NOTE = (
+    "The first mixtures of the table above as live streams. A pass sees only what was heard before it, and final labels stay. "
+    "The most speakers are given. The thresholds of live speakers were chosen on mixtures of this set, which are therefore "
+    "not held out."
 )
 FOLDER = ROOT / "out" / "speakers"
 RATE = 16_000
@@ -274,6 +283,36 @@ def measure_words(mixes: Sequence[Mixture], model: Path, folder: Path | None) ->
     return [str(length), f"{100 * errors / length:.1f}", f"{100 * plain / length:.1f}"]
 
 
+async def measure_live(mixes: Sequence[Mixture], model: Path, folder: Path | None) -> list[str]:
+    """Return cells: the error rate of live labels and its parts, files with another number of speakers, words, and cpWER.
+
+    The most speakers are given. Final labels are not changed, so that a speaker may have several.
+    """
+    import meeteval
+    from pyannote.metrics.diarization import DiarizationErrorRate
+    from sensorium import AsyncLLM
+    from sensorium.pipelines.speech.options import LiveOptions
+
+    from .live import run_in_step
+    from .spoken_numbers import normaliser
+
+    words, metric, wrong, errors, length = normaliser(), DiarizationErrorRate(), 0, 0, 0
+    async with AsyncLLM(model, device="cpu", dtype="float32") as llm:
+        with ThreadPoolExecutor(1) as threads:
+            for mix in mixes:
+                options = LiveOptions(language="en", rate=RATE, speakers=(1, mix.speakers), speaker_model=folder)
+                events = [event for event in await run_in_step(llm, mix.samples, options, threads) if event.kind == "final"]
+                turns = [turn for event in events for turn in event.turns or ()]
+                metric(annotation(mix.turns), annotation(turns))
+                wrong += len({turn.speaker for turn in turns}) != mix.speakers
+                segments = [segment for event in events for segment in event.segments or ()]
+                rate = meeteval.wer.cp_word_error_rate(by_speaker(mix.turns, words), by_speaker(segments, words))
+                errors, length = errors + rate.errors, length + rate.length
+    total = metric[:]
+    parts = [f"{100 * total[name] / total['total']:.1f}" for name in ("missed detection", "false alarm", "confusion")]
+    return [f"{100 * abs(metric):.1f}", *parts, f"{wrong} of {len(mixes)}", str(length), f"{100 * errors / length:.1f}"]
+
+
 def by_speaker(turns: Sequence[Any], words: Any) -> dict[str, str]:
     texts: dict[str, list[str]] = {}
     for turn in turns:
@@ -301,6 +340,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads of the networks")
     parser.add_argument("--count", type=int, default=COUNT, help="number of mixtures")
     parser.add_argument("--words", type=int, default=8, help="number of mixtures that are transcribed")
+    parser.add_argument("--live", action="store_true", help="only add the row of live streams; the others stay")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     args = parser.parse_args()
     import torch
@@ -309,6 +349,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     networks = load_speaker_networks(args.speaker_model)
     mixes = written(args.count, SEED, args.voices)
+    if args.live:
+        cells = asyncio.run(measure_live(mixes[: args.words], args.model, args.speaker_model))
+        head = "| model, mixtures | DER % | missed | false alarm | confusion | wrong number | words | cpWER % |"
+        row_text = f"| {args.model.name}, {len(mixes[: args.words])} | {' | '.join(cells)} |"
+        lines = [LIVE_NOTE, "", head, "|---" * (head.count("|") - 1) + "|", row_text]
+        print("\n".join(lines))
+        if args.write:
+            put(f"{SECTION} of live streams", "\n".join([*lines, "", machine()]))
+        return
     minutes = sum(len(mix.samples) for mix in mixes) / RATE / 60
     groups = {f"{len(mixes)} mixtures, {minutes:.0f} min": mixes}
     groups |= {f"- of {speakers} speakers": [mix for mix in mixes if mix.speakers == speakers] for speakers in range(2, 6)}
