@@ -98,7 +98,7 @@ class Result:
 def switch(llm: LLM, drafter: Any) -> None:
     """Let the engine draft with a drafter, or not at all."""
     step_drafts = llm.engine.loop.core.scheduler.drafts
-    step_drafts.drafter, step_drafts.propose = drafter, None if drafter is None else drafter.take
+    step_drafts.drafter, step_drafts.propose = drafter, None
 
 
 def ask(llm: LLM, work: Workload, params: SamplingParams, has_template: bool) -> tuple[float, list[RequestOutput]]:
@@ -143,11 +143,12 @@ def overhead(llm: LLM) -> tuple[float, float]:
     plan, settle = drafter.plan, drafter.settle
 
     def timed(function: Any) -> Any:
-        def run(*arguments: Any) -> None:
+        def run(*arguments: Any) -> Any:
             nonlocal spent
             start = time.perf_counter()
-            function(*arguments)
+            result = function(*arguments)
             spent += time.perf_counter() - start
+            return result
 
         return run
 
@@ -157,7 +158,7 @@ def overhead(llm: LLM) -> tuple[float, float]:
     before = llm.stats.steps
     (output,) = llm.generate([QUESTIONS[1]], params, use_tqdm=False)
     steps = llm.engine.loop.call(lambda loop: loop.core.stats.steps).result() - before
-    drafter.plan, drafter.settle, step_drafts.propose = plan, settle, drafter.take
+    drafter.plan, drafter.settle, step_drafts.propose = plan, settle, None
     return 1e6 * spent / steps, spent / output.timings["decode_steps"]
 
 

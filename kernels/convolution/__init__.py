@@ -29,15 +29,14 @@ class PackedFilter:
 
 def pack(weight: Tensor, dilation: int) -> PackedFilter:
     """Pack `weight [outer, inner, taps]` for its device. The caller drops the original."""
-    backend = implementation("convolution", weight.device, weight.dtype, weight.shape[0])
-    packed: PackedFilter = backend.pack(weight, dilation)
+    packed: PackedFilter = implementation("convolution", weight.device, weight.dtype, weight.shape[0]).pack(weight, dilation)
     return packed
 
 
 def packed_bytes(weight: Tensor, dilation: int, device: torch.device) -> int:
     """Return the bytes of `pack` of a weight of this shape and dtype on `device`. Its values are not read."""
-    backend = implementation("convolution", device, weight.dtype, weight.shape[0])
-    return weight.dtype.itemsize * int(backend.packed_size(weight.shape, dilation))
+    size = implementation("convolution", device, weight.dtype, weight.shape[0]).packed_size(weight.shape, dilation)
+    return weight.dtype.itemsize * int(size)
 
 
 def convolve(x: Tensor, packed: PackedFilter, bias: Tensor | None, add: Tensor | None = None) -> Tensor:

@@ -98,6 +98,7 @@ OTHER_REASONS = {
     ("KeyeProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Molmo2ProcessingInfo", "video"): ONE_VIDEO,
     ("Ovis25ProcessingInfo", "video"): ONE_VIDEO,
+    ("NemotronAsrStreamingProcessingInfo", "audio"): ONE_AUDIO,
     ("ParakeetProcessingInfo", "audio"): ONE_AUDIO,
     ("ParakeetTransducerProcessingInfo", "audio"): ONE_AUDIO,
     ("Qwen25OmniProcessingInfo", "video"): TOO_MANY_ROWS,
@@ -105,6 +106,8 @@ OTHER_REASONS = {
     ("Qwen2VLProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Qwen3OmniProcessingInfo", "video"): TOO_MANY_ROWS,
     ("SiglipProcessingInfo", "image"): "a text or one image",
+    ("VideoLlama3ProcessingInfo", "image"): TOO_MANY_ROWS,
+    ("VideoLlama3ProcessingInfo", "video"): TOO_MANY_ROWS,
 }
 """Why many items are refused, if it is not the length of the prompt."""
 
