@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from ..callers.errors import ErrorInfo, InputError, media_error
@@ -82,13 +84,29 @@ class OcrOptions:
         return with_logprobs(self.sampling_params or SamplingParams(temperature=0.0, max_tokens=self.max_tokens))
 
 
-def ocr_tasks(engine: Engine, images: object, options: OcrOptions) -> list[Task[Page]]:
+ReadDraft = Callable[[], str]
+"""Returns what the answer about an image will probably be. It runs in a thread of the input queue, and may fail."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An image that is asked about. `read_draft`: None for the text layer of a page that has one."""
+
+    index: int
+    item: NamedItem
+    read_draft: ReadDraft | None
+
+
+def ocr_tasks(
+    engine: Engine, images: object, options: OcrOptions, read_drafts: Sequence[ReadDraft | None] = ()
+) -> list[Task[Page]]:
     """Return one task per image or page, in order; they run as one batch. One that fails gives a Page with `error`.
 
     Args:
         images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these. A
             PDF gives each of its pages; a folder or a pattern such as "scans/*.png" gives its images and the pages of its
             PDFs, by name. The pages of a local PDF, one after the other, read the file once.
+        read_drafts: of each image, none of which may have several pages then; () or None for the text layers of pages.
 
     Raises:
         InputError: there is no image, or the question names another model's prompt. The task raises it if the checkpoint has
@@ -99,26 +117,23 @@ def ocr_tasks(engine: Engine, images: object, options: OcrOptions) -> list[Task[
     named = list(images_and_pages(items, engine.config.media))
     shared = share_files(item.item for item in named)
     pages = (NamedItem(item.source, image) for item, image in zip(named, shared, strict=True))
-    return [partial(_read_page, engine, i, page, prompt, params, options) for i, page in enumerate(pages)]
+    drafts = read_drafts or repeat(None, len(named))
+    asked = [_Asked(index, page, draft) for index, (page, draft) in enumerate(zip(pages, drafts, strict=True))]
+    return [partial(_read_page, engine, page, prompt, params, options) for page in asked]
 
 
-async def _read_page(
-    engine: Engine,
-    index: int,
-    item: NamedItem,
-    prompt: OcrPrompt,
-    params: SamplingParams,
-    options: OcrOptions,
-) -> Page:
+async def _read_page(engine: Engine, asked: _Asked, prompt: OcrPrompt, params: SamplingParams, options: OcrOptions) -> Page:
+    index, item = asked.index, asked.item
     if issubclass(type(item.item), InputError):  # not isinstance: the class of a broken item may not be readable
         request = RequestHandle(RequestInput(partial(_raise, media_error(item.item, "image", index)), params))  # type: ignore[arg-type]
     else:
         messages = prompt.messages(media_part("image", item.item))
         chosen = request_options(options.chat_template, options.cache_salt)
         request = engine.request(messages, params, chat_template_kwargs=prompt.template_kwargs, **chosen)
-        page = item.item.data if isinstance(item.item, Media) else item.item
-        if isinstance(page, PdfPage) and not engine.stats.no_drafts:  # what the page itself says is read in fewer steps
+        page, draft = item.item.data if isinstance(item.item, Media) else item.item, asked.read_draft
+        if isinstance(page, PdfPage) and draft is None:  # what the page itself says is read in fewer steps
             draft = partial(text_layer, page, engine.config.media, tenant_of(options.cache_salt))
+        if draft is not None and not engine.stats.no_drafts:
             request.input = replace(request.input, read_draft=draft)
     output = await answer(request)
     error = error_of_task(output, index)

@@ -135,6 +135,10 @@ class LinesReader:
         doubt = f"only {confidence:.0%} of its words should be right, by their confidences" if is_doubtful else None
         return page.record(tuple(frame.placed(block, page.scale) for block in blocks), doubt=doubt, confidence=confidence)
 
+    def text(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> str:
+        """Return the text of a page in reading order, with an empty line between its blocks."""
+        return self._read(page, policy, stop).text
+
     def room(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> float:
         """Return the length of all lines that stand on a page, in their heights. They are found, but not read."""
         pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy)).numpy()

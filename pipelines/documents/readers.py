@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,12 @@ from .doubt import SPARE, invented, num_characters, refusal
 from .lines_reader import PACKAGES, LinesReader
 from .page_task import PageReader, PageTask
 from .stop import ReadingStopped, StopSignal
-from .ways import INSTALL, ReaderKind
+from .ways import INSTALL, ReaderKind, why_broken
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
     from ...engine.frontend.adapters import AdapterChoice
-    from ..ocr import Page
+    from ..ocr import Page, ReadDraft
     from ..run import Task
 
 _log = logging.getLogger("sensorium")
@@ -55,7 +55,7 @@ class NoReader:
 
 
 class ModelReader:
-    """Reads pages with `ocr`; their text layers are drafts.
+    """Reads pages with `ocr`. Their drafts are their text layers, or the printed lines if the reader of lines is installed.
 
     Args:
         run: returns the results of tasks; None runs them in this thread.
@@ -86,7 +86,7 @@ class ModelReader:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=_LOOPS)
         self._engine, self._options = engine, OcrOptions(question, max_tokens, params, cache_salt=cache_salt)
         self._run = run or self._run_all
-        self._finder = find_lines_reader()  # shows which pages have no text for what the model writes
+        self._finder = find_lines_reader()  # its lines are drafts, and show where the model invents text
         self._lease = None if adapter is None else engine.adapters.lease(adapter)  # kept: all pages use this content
         if self._lease is not None:
             self._lease.load()
@@ -118,10 +118,21 @@ class ModelReader:
         from ..ocr import ocr_tasks
         from ..with_adapter import with_adapters
 
-        images = [_image_of(page) for page in pages]
-        results = self._run(with_adapters(self._engine, ocr_tasks(self._engine, images, self._options), self._lease))
+        images, drafts = [_image_of(page) for page in pages], [self._draft_of(page, policy, stop) for page in pages]
+        tasks = ocr_tasks(self._engine, images, self._options, drafts)
+        results = self._run(with_adapters(self._engine, tasks, self._lease))
         records = [self._record(page, result) for page, result in zip(pages, results, strict=True)]
         return [self._checked(page, record, policy, stop) for page, record in zip(pages, records, strict=True)]
+
+    def _draft_of(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> ReadDraft | None:
+        """Return what reads the printed lines of a page as its draft, None where its text layer is the draft.
+
+        The lines are read on the CPU. A GPU is faster than this, so there the model reads alone.
+        """
+        has_layer = page.facts.num_chars and not why_broken(page.facts)
+        if self._finder is None or has_layer or self._engine.config.torch_device.type != "cpu":
+            return None
+        return partial(self._finder.text, page, policy, stop)
 
     def _checked(self, page: PageTask, record: PageRecord, policy: MediaPolicy, stop: StopSignal) -> PageRecord:
         """Return the record of a page, with a doubt if its text is probably invented, as on blank or noisy pages."""

@@ -27,20 +27,25 @@ from sensorium import LLM, AsyncLLM
 from sensorium.callers.errors import BusyError, ConfigError, ErrorInfo, InputError
 from sensorium.cli.ocr import SHIPPED_MODEL
 from sensorium.engine.config import EngineConfig
+from sensorium.engine.drafts.depth import StepCosts
 from sensorium.engine.engine import Engine
+from sensorium.engine.frontend import request_handle
+from sensorium.engine.frontend.request import tokenize_draft
+from sensorium.engine.stats import DraftStats
 from sensorium.mm.media.page_facts import PageFacts, TextLine
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import inputs, manifest, owner, readers
 from sensorium.pipelines.documents.api import PageDone, read_files_async
-from sensorium.pipelines.documents.blocks import Block, PageRecord
+from sensorium.pipelines.documents.blocks import Block, Document, PageRecord
 from sensorium.pipelines.documents.inputs import documents_of
 from sensorium.pipelines.documents.lines_reader import LinesReader
 from sensorium.pipelines.documents.manifest import Manifest
 from sensorium.pipelines.documents.options import OutputOptions, ReadOptions, pages_within, parse_pages
+from sensorium.pipelines.documents.page_task import PageTask
 from sensorium.pipelines.documents.projections import Projected, project
 from sensorium.pipelines.documents.read import TRANSIENT, DocumentReader, load
 from sensorium.pipelines.documents.readers import ModelReader, NoReader
-from sensorium.pipelines.documents.stop import ReadingStopped
+from sensorium.pipelines.documents.stop import ReadingStopped, StopSignal
 from sensorium.pipelines.documents.text_blocks import blocks_of, join_lines, reading_order
 from sensorium.pipelines.documents.ways import choose_way, why_not_trusted
 from sensorium.pipelines.ocr_prompts import PROMPTS
@@ -559,6 +564,61 @@ def scans(number: int) -> bytes:
     page, file = Image.open(LINE).convert("RGB"), BytesIO()
     page.save(file, "tiff", save_all=True, append_images=[page] * (number - 1))
     return file.getvalue()
+
+
+class Finder:
+    """Stands for the reader of printed lines, which reads this text on each page."""
+
+    digest = "finder 1"
+
+    def __init__(self, text: str) -> None:
+        self.result, self.pages = text, list[int]()
+
+    def text(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> str:
+        self.pages.append(page.number)
+        return self.result
+
+    def room(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> float:
+        return 1000.0
+
+
+def read_with(
+    finder: Finder | None, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[list[Document], list[str], list[DraftStats]]:
+    """Return what a model reads beside a reader of printed lines, the drafts of its requests, and what they achieved."""
+    texts = list[str]()
+
+    def tokenize(given: Any, tokenizer: Any) -> tuple[int, ...]:
+        tokens = tokenize_draft(given, tokenizer)
+        texts.append(tokenizer.decode(list(tokens)))
+        return tokens
+
+    monkeypatch.setattr(readers, "find_lines_reader", lambda: finder)
+    monkeypatch.setattr(request_handle, "tokenize_draft", tokenize)
+    with LLM(SHIPPED_MODEL, dtype="float32", batch_invariant=True, **options) as llm:
+        drafter = llm.engine.loop.core.scheduler.drafts.drafter
+        if drafter is not None:  # on a busy machine, measured costs may allow no drafts
+            drafter.costs, drafter._now = StepCosts((1.0,) * 16), lambda: 0.0
+        documents = llm.read([scans(3), text_pdf([["a page of text"]])], text_layer="never", use_tqdm=False)
+        return documents, sorted(texts), [stats for stats in llm.stats.drafts if stats.proposer == "text"]
+
+
+def test_printed_lines_are_drafts_of_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers are those without. The draft of a page with a text layer is that layer."""
+    answer = json.loads((LINE.parent / "answers.json").read_text("utf-8"))[LINE.name]["answer"]
+    plain, texts, _ = read_with(None, monkeypatch)
+    assert [page.way for document in plain for page in document.pages] == ["reading"] * 3 + ["draft"]
+    assert texts == ["", "", "", "a page of text"]
+    finder = Finder(answer)
+    documents, texts, (stats,) = read_with(finder, monkeypatch)
+    assert (documents, texts) == (plain, sorted([answer] * 3 + ["a page of text"]))
+    assert sorted(finder.pages) == [1, 2, 3]
+    assert stats.num_accepted > 0
+    documents, texts, _ = read_with(Finder("another text"), monkeypatch)
+    assert (documents, texts) == (plain, ["a page of text", *["another text"] * 3])
+    unused = Finder(answer)
+    assert read_with(unused, monkeypatch, speculative_config={"num_speculative_tokens": 0})[0] == plain
+    assert unused.pages == []
 
 
 def test_reading_as_a_coroutine(tmp_path: Path) -> None:
