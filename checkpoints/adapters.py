@@ -107,7 +107,7 @@ def tensor_name(stem: str, letter: str, adapter: str) -> str:
 
 
 def adapter_path(name: str) -> str:
-    """Return the name of an adapter's tensor as the model has it, without the wrappers of peft and torch.compile."""
+    """Return the path of an adapter's tensor in the model, without the prefixes of peft and torch.compile."""
     return name.removeprefix("base_model.model.").replace("_orig_mod.", "")
 
 

@@ -1,7 +1,7 @@
-"""Reads the matrices of adapters for all experts of a mixture that are stored in one tensor.
+"""Reads low-rank matrices that an adapter stores for all experts of a mixture in one tensor.
 
 Sources: `ParamWrapper` of peft (`target_parameters`); the layouts with a dimension of experts that vLLM and SGLang read, in
-which all experts may share one of both matrices.
+which all experts may share one of the two matrices.
 """
 
 from __future__ import annotations
@@ -52,22 +52,25 @@ def split_experts(
         raw: adapter_config.json.
 
     Raises:
-        CheckpointError: the shapes of two matrices do not fit each other, or the adapter does not say what they belong to.
+        CheckpointError: the shapes of two matrices do not fit each other, or the adapter does not say which weight they change.
     """
-    left = dict(tensors)
-    experts = [*_parameters(raw, left), *_joined(left)]
+    remaining = dict(tensors)
+    experts = [*_take_parameters(raw, remaining), *_take_joined(remaining)]
     for matrices in experts:
         _check(matrices)
-    return experts, list(left.items())
+    return experts, list(remaining.items())
 
 
 def tensor_of_experts(name: str) -> str:
-    """Return transformers' name of a tensor of all experts: Aria's checkpoints have names of their own."""
+    """Return the name that transformers gives to a stored tensor of all experts. Only Aria's checkpoints have other names."""
     return name.replace(".experts.fc1.weight", ".experts.gate_up_proj").replace(".experts.fc2.weight", ".experts.down_proj")
 
 
 def expert_of(name: str) -> tuple[int, str, Sequence[str]] | None:
-    """Return the number of a weight's expert, its part, and the tensors of all experts that may have it; None for others."""
+    """Return the number of a weight's expert, its projection, and names of tensors of all experts that may include it.
+
+    For weights that are not those of one expert, return None.
+    """
     match = _NUMBERED.fullmatch(name.removesuffix(".weight"))
     if match is None or match[3] not in _PARAMETERS:
         return None
@@ -79,14 +82,15 @@ def changed_experts(matrices: ExpertMatrices, scale: float, weight: Tensor, tran
     """Return the weight of all experts with the products added: summed in float32 and rounded once to `dtype`.
 
     Args:
-        weight: `[experts, out, in]` or `[experts, in, out]`.
-        transposed: it is the second of both if its matrices are square.
+        weight: `[experts, out, in]` or `[experts, in, out]`; the shape of the product says which.
+        transposed: a weight of square matrices is `[experts, in, out]`.
     """
     changed = torch.empty(weight.shape, dtype=dtype)
-    for number, own in enumerate(weight):
+    for number, expert_weight in enumerate(weight):
         change = _product(matrices, number)
-        is_transposed = change.shape != own.shape or (transposed and own.shape[0] == own.shape[1])
-        changed[number] = own.float() + (change.mT if is_transposed else change) * scale
+        is_square = expert_weight.shape[0] == expert_weight.shape[1]
+        is_transposed = change.shape != expert_weight.shape or (transposed and is_square)
+        changed[number] = expert_weight.float() + (change.mT if is_transposed else change) * scale
     return changed
 
 
@@ -96,7 +100,7 @@ def changed_expert(matrices: ExpertMatrices, scale: float, number: int, part: st
 
 
 def fits(matrices: ExpertMatrices, weight: Tensor, number: int | None, part: str) -> bool:
-    """Return whether the products have the shape of the weight of all experts (`number` is None), or of a part of one."""
+    """Return whether the products fit a weight: that of all experts if `number` is None, else a projection of one expert."""
     change = _product(matrices, 0)
     shape = tuple(_part(matrices, part, change).shape)
     experts = max(len(matrices.down), len(matrices.up))
@@ -106,7 +110,7 @@ def fits(matrices: ExpertMatrices, weight: Tensor, number: int | None, part: str
 
 
 def _part(matrices: ExpertMatrices, part: str, product: Tensor) -> Tensor:
-    """Return the outputs of one part of a product `[out, in]`."""
+    """Return the rows of a product `[out, in]` that belong to one projection."""
     if matrices.stored.endswith(".gate_up_proj") and part in ("gate_proj", "up_proj"):
         return product.chunk(2)[part == "up_proj"]
     return product
@@ -118,10 +122,10 @@ def _product(matrices: ExpertMatrices, number: int) -> Tensor:
     return up @ down
 
 
-def _parameters(raw: Mapping[str, Any], tensors: dict[str, Tensor]) -> Iterable[ExpertMatrices]:
-    """Yield the matrices that peft stores below the module of a parameter, and take them from `tensors`.
+def _take_parameters(raw: Mapping[str, Any], tensors: dict[str, Tensor]) -> Iterable[ExpertMatrices]:
+    """Yield the matrices of `target_parameters`, which peft stores under the module's name, and remove them from `tensors`.
 
-    A module with several such parameters has one wrapper around the other: the first parameter is the innermost one.
+    If a module has several such parameters, peft nests their wrappers, and the first parameter has the innermost one.
     """
     targets, modules = _targets(raw), dict[str, dict[int, dict[str, str]]]()
     for name in tensors:
@@ -133,8 +137,8 @@ def _parameters(raw: Mapping[str, Any], tensors: dict[str, Tensor]) -> Iterable[
         if not targets and len(levels) == 2:
             parameters = ["gate_up_proj", "down_proj"]
         if len(parameters) != len(levels) or set(levels) != set(range(len(levels))):
-            reason = f"{len(levels)} of its parameters, and target_parameters of adapter_config.json names {len(parameters)}"
-            raise CheckpointError(f"the adapter has matrices of {module} for {reason}; save it again with peft")
+            reason = f"{len(levels)} parameters of {module}, and its target_parameters name {len(parameters)} of them"
+            raise CheckpointError(f"the adapter has matrices for {reason}; save it again with peft")
         for level, names in levels.items():
             parameter = parameters[len(levels) - 1 - level]
             matrices = _by_expert(raw, module, parameter, {letter: tensors[name] for letter, name in names.items()})
@@ -147,17 +151,19 @@ def _parameters(raw: Mapping[str, Any], tensors: dict[str, Tensor]) -> Iterable[
 def _targets(raw: Mapping[str, Any]) -> list[str]:
     targets = raw.get("target_parameters") or []
     if not isinstance(targets, list) or not all(isinstance(target, str) and target for target in targets):
-        raise CheckpointError("adapter_config.json has target_parameters that are no list of names; save it again with peft")
+        raise CheckpointError(
+            "target_parameters of adapter_config.json must be a list of names; save the adapter again with peft"
+        )
     return targets
 
 
 def _targeted(module: str, parameters: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Return the parameters of a module that `target_parameters` names, by their last parts as in peft."""
+    """Return the parameters of a module that `target_parameters` names. As in peft, the ends of their paths are compared."""
     return [name for name in parameters if any(f".{module}.{name}".endswith(f".{target}") for target in targets)]
 
 
 def _by_expert(raw: Mapping[str, Any], module: str, parameter: str, matrices: Mapping[str, Tensor]) -> ExpertMatrices | None:
-    """Return matrices `[experts x rank, in]` and `[out, rank x experts]` by expert; None if there is one expert."""
+    """Split matrices `[experts x rank, in]` and `[out, rank x experts]` by expert. Return None for an ordinary linear layer."""
     name = f"{module}.{parameter}"
     pattern = next((rank for pattern, rank in patterns(raw, "rank_pattern") if pattern.match(name)), None)
     rank = positive_int({"r": 8, **raw} if pattern is None else {"r": pattern}, "r", "adapter_config.json")
@@ -173,10 +179,10 @@ def _by_expert(raw: Mapping[str, Any], module: str, parameter: str, matrices: Ma
     return ExpertMatrices(name, name, down.unflatten(0, (-1, rank)), by_expert)
 
 
-def _joined(tensors: dict[str, Tensor]) -> Iterable[ExpertMatrices]:
-    """Yield the matrices with a dimension of experts, and those that experts share; take them from `tensors`."""
+def _take_joined(tensors: dict[str, Tensor]) -> Iterable[ExpertMatrices]:
+    """Yield the matrices that have a dimension of experts or that experts share, and remove them from `tensors`."""
     modules = dict[str, dict[str, str]]()
-    numbered = dict[str, dict[str, dict[int, str]]]()  # module of all experts -> letter -> expert -> name
+    numbered = dict[str, dict[str, dict[int, str]]]()  # name of the joint module -> letter -> expert -> tensor's name
     for name in tensors:
         match = _MATRIX.fullmatch(adapter_path(name))
         if match is None or match[2]:
@@ -190,11 +196,13 @@ def _joined(tensors: dict[str, Tensor]) -> Iterable[ExpertMatrices]:
         for letter, experts in numbered.get(module, {}).items():
             shapes = {tensors[name].shape for name in experts.values()}
             if letter in matrices or len(shapes) > 1 or sorted(experts) != list(range(len(experts))):
-                raise CheckpointError(f"the adapter's lora_{letter} of {module} is not one for all experts, or one of each")
+                reason = "must be one matrix for all experts, or one per expert"
+                raise CheckpointError(f"the adapter's lora_{letter} of {module} {reason}; save it again with peft")
             matrices[letter] = torch.stack([tensors[experts[number]] for number in range(len(experts))])
             taken += experts.values()
         if len(matrices) < 2 or max(matrix.ndim for matrix in matrices.values()) < 3:
-            raise CheckpointError(f"the adapter's matrices of {module} do not say how experts share them")
+            reason = "lack lora_A, lora_B or the dimension of experts"
+            raise CheckpointError(f"the adapter's matrices of {module} {reason}; save it again with peft")
         down, up = (matrices[letter] if matrices[letter].ndim != 2 else matrices[letter][None] for letter in "AB")
         parent, _, part = module.rpartition(".")
         yield ExpertMatrices(module, f"{parent}.{_PARTS.get(part, part)}", down, up)
@@ -214,5 +222,5 @@ def _check(matrices: ExpertMatrices) -> None:
     ):
         raise CheckpointError(
             f"the adapter's lora_A and lora_B of {matrices.module} are {list(down.shape)} and {list(up.shape)}, which are not "
-            "two matrices of one rank per expert"
+            "two matrices of the same rank per expert"
         )

@@ -63,8 +63,8 @@ class LowRankPair:
     Args:
         module: its name in the adapter.
         weight: the stored name of the weight.
-        down: `[rank, in]`, or that of each expert: `[experts, rank, in]`; the first dimension is 1 if they share it.
-        up: `[out, rank]`, or `[experts, out, rank]`. magnitude: `[out]`, or None.
+        down: `[rank, in]`; for all experts of a mixture `[experts, rank, in]`, or `[1, rank, in]` if they share it.
+        up: `[out, rank]`; for all experts `[experts, out, rank]` or `[1, out, rank]`. magnitude: `[out]`, or None.
     """
 
     module: str
@@ -127,7 +127,9 @@ class MergedAdapter:
         experts, others = split_experts(raw, tensors)
         for matrices in experts:
             if self._config.get("use_dora"):
-                raise CheckpointError(f"the adapter changes {matrices.module}: DoRA of all experts at once is not supported")
+                raise CheckpointError(
+                    f"the adapter changes {matrices.module} with DoRA, which is not supported for tensors of all experts"
+                )
             self._experts[self._adapter_key(matrices.stored)] = matrices
         for name, tensor in others:
             path = _WRAPPERS.sub("", adapter_path(name))
@@ -188,8 +190,8 @@ class MergedAdapter:
     def _stored_key(self, name: str) -> str:
         """Return the key of a tensor of the base model, as the adapter spells it."""
         key = self._key(name)
-        is_own = key in self._pairs or key in self._experts or key in self._replaced
-        return key if is_own else self._spellings.get(key, key)
+        is_in_adapter = key in self._pairs or key in self._experts or key in self._replaced
+        return key if is_in_adapter else self._spellings.get(key, key)
 
     def _shape(self, key: str) -> tuple[int, ...]:
         """Return the shape of the weight that a pair changes."""
@@ -230,7 +232,7 @@ class MergedAdapter:
         return headers
 
     def _check_experts(self, stored: Mapping[str, Tensor]) -> None:
-        """Raise CheckpointError unless the base model stores the weights that matrices of all experts change."""
+        """Raise CheckpointError if the base model lacks weights that matrices of all experts change, or stores other shapes."""
         numbers: dict[str, set[int | None]] = {matrices.module: set() for matrices in self._experts.values()}
         for name, tensor in stored.items():
             if (change := self._change_of_experts(name)) is None:
@@ -247,12 +249,15 @@ class MergedAdapter:
             stored_experts, experts = numbers[matrices.module], max(len(matrices.down), len(matrices.up))
             if not stored_experts or (None not in stored_experts and len(stored_experts) < experts):
                 raise CheckpointError(
-                    f"the adapter changes {matrices.module}, and the base model lacks weights of these {experts} experts; give "
+                    f"the adapter changes {experts} experts of {matrices.module}, and the base model lacks some of them; give "
                     "the base model that it was trained on, <<base_with_adapter>>"
                 )
 
     def _change_of_experts(self, name: str) -> tuple[ExpertMatrices, int | None, str] | None:
-        """Return the matrices of all experts that change a stored weight; if it is that of one expert, its number and part."""
+        """Return the matrices of all experts that change a stored weight, and the expert and projection of this weight.
+
+        The expert is None for a weight of all experts. If no such matrices change the weight, return None.
+        """
         key = self._stored_key(tensor_of_experts(name))
         if key in self._experts:
             return self._experts[key], None, ""

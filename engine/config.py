@@ -153,7 +153,8 @@ class EngineConfig:
             of the weights and of the KV cache. Answers have the same bits as with 1. Above 1, it implies `engine_process`, and
             runs on a CPU.
         pipeline_parallel_size: number of processes that divide the decoder's layers among them, one after the other, each with
-            the weights and the KV cache of its layers. With `tensor_parallel_size` above 1, each of them is that many.
+            the weights and the KV cache of its layers. With `tensor_parallel_size`, each of them is a group of so
+            many processes.
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.

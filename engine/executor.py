@@ -58,7 +58,7 @@ class Executor(Protocol):
         """Read an adapter for requests. Arguments, result and errors: see `AdapterStore.load`."""
 
     def cancel_loading(self) -> None:
-        """Free what `load_adapter` has read so far, if it has not read the whole adapter."""
+        """Free what `load_adapter` has read so far of an adapter that is not complete."""
 
     def unload_adapter(self, identity: str) -> None:
         """Free an adapter. No sequence uses it."""

@@ -302,8 +302,8 @@ class LLM(NotPicklable):
         Args:
             weights: (name, tensor) pairs with names of the checkpoint or of transformers, a mapping, or the path of a
                 safetensors file or of a folder with such files. A handle of shared memory, from `reduce_tensor` of
-                `torch.multiprocessing.reductions`, may stand for a tensor. They are copied to the host and kept there, also
-                for a process of the engine that replaces a dead one.
+                `torch.multiprocessing.reductions`, may stand for a tensor. The tensors are copied to the host and kept there,
+                also for a process of the engine that replaces a dead one.
             mode: "wait" until requests have ended, or "abort" them with the finish reason "abort".
 
         Raises:

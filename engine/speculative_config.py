@@ -56,7 +56,7 @@ class DraftLimits:
         predicted: tokens that are drafted in the worker after each step; 0 for none.
         method: what drafts them: "mtp" (the model's own layers), "draft_model" or "eagle3".
         model: folder or name of the model that drafts; "" for none. quantization: of this model, as in EngineConfig.
-        parallel: this model drafts all tokens in one forward pass, from mask tokens, instead of one after the other.
+        parallel: the draft model or head drafts all tokens in one forward pass, from mask tokens, instead of one after another.
         corpus_bytes, corpus_answers: limits of the corpus of finished answers; 0 for none.
     """
 

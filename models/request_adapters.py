@@ -124,7 +124,7 @@ class AdaptedLayers:
         if part == "decoder" and not is_stacked:
             module.slot, part = ExpertSlot(self.active["experts"], self._calls), "experts"
         elif isinstance(module, ModalityMixture):
-            return  # its routers get the rows of a modality
+            return  # its routers get the rows of one modality, not those of the step
         for name, mixture in mixtures.items():
             if part == "experts":
                 self._add_layers(f"{name}.experts", mixture.experts, part)
@@ -182,7 +182,8 @@ class AdaptedLayers:
 
     def _split_experts(self, pair: LowRankPair) -> list[ShardPair]:
         """Return the pairs of the experts' shards, from matrices of all experts. See `split`."""
-        # If a parameter is [experts, in, out] and its class in transformers does not say so, A of peft belongs to the outputs.
+        # peft takes a parameter [experts, in, out] for [experts, out, in], unless its class in transformers says that it is
+        # transposed. lora_A then belongs to the outputs, and lora_B to the inputs.
         for down, up in (pair.down, pair.up), (pair.up.mT, pair.down.mT):
             if shard_pairs := self._pairs_of_experts(pair, down, up):
                 return shard_pairs
@@ -194,7 +195,7 @@ class AdaptedLayers:
     def _pairs_of_experts(self, pair: LowRankPair, down: Tensor, up: Tensor) -> list[ShardPair]:
         """Return the pairs of all experts' shards; none if the shapes of `down` and `up` do not fit the experts."""
         outputs, rank = up.shape[1:]
-        # Without the column, a square matrix could be taken for that of a weight [in, out].
+        # The converters recognise a weight [in, out] by its shape, so a square matrix gets one more column.
         whole = torch.cat((up, up[..., :1]), -1) if outputs == rank else up
         try:
             parts = list(self._converted(pair.weight, whole))

@@ -179,7 +179,7 @@ class EncoderCore:
         raise InputError("this engine has only the encoder; adapters of requests need the decoder", code="unsupported")
 
     def cancel_loading(self) -> None:
-        """Do nothing: no adapter is read."""
+        """Do nothing: there are no adapters."""
 
     def unload_adapter(self, identity: str) -> None:
         """Do nothing: there are no adapters."""

@@ -189,7 +189,7 @@ class EngineCore:
         return loaded
 
     def cancel_loading(self) -> None:
-        """Free what `load_adapter` has read so far, if its caller does not go on."""
+        """Free what `load_adapter` has read so far. Its caller will not resume it."""
         self.executor.cancel_loading()
 
     def unload_adapter(self, identity: str) -> None:

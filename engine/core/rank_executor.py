@@ -24,7 +24,7 @@ from torch import Tensor, distributed
 
 from ...callers.errors import InputError
 from ...kernels.bodies import bodies_in_use
-from ...models.layers.ranks import Ranks, meet, rank_groups
+from ...models.layers.ranks import Ranks, make_process_groups, rank_groups
 from ...models.registry import registered_models
 from ..config import EngineConfig
 from ..core_info import CoreInfo
@@ -44,13 +44,13 @@ Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
 
 
 def join(config: EngineConfig, rank: int, meeting: str) -> Sequence[Ranks]:
-    """Wait until all ranks of a model are here. `meeting`: path of a file that they share."""
+    """Wait until all ranks of a model are here. Return the groups of this one. `meeting`: path of a file that they share."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     size = config.num_ranks
     store: Any = distributed.FileStore(meeting, size)  # type: ignore[attr-defined]
     limit = timedelta(seconds=GATHER_SECONDS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    meet(config.tensor_parallel_size, config.pipeline_parallel_size)
+    make_process_groups(config.tensor_parallel_size, config.pipeline_parallel_size)
     return rank_groups(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
 
 
@@ -191,14 +191,14 @@ class RankExecutor:
         return loaded
 
     def cancel_loading(self) -> None:
-        """Do nothing: adapters are read at once."""
+        """Do nothing: an adapter is read in one call."""
 
     def unload_adapter(self, identity: str) -> None:
         self._adapters.discard(identity)
         self._all("unload_adapter", identity)
 
     def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """See `Executor`. Rank 0 says what is wrong with them; later each rank takes its part."""
+        """See `Executor`. Rank 0 checks the weights before the others get them. Each rank takes its part when it reloads."""
         self._local.stage_weights(weights)
         self._send("stage_weights", weights)
         for rank, (failed, value) in enumerate(self._receive(), 1):

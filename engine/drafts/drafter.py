@@ -120,7 +120,7 @@ class Drafter:
         return bool(drafts.proposers)
 
     def predicts(self, sequence: Drafted) -> bool:
-        """Return False once what the worker predicts for a sequence is not proposed any more. Needs `limits.predicted`."""
+        """Return False once the worker's predictions for a sequence are no longer proposed. Only for `limits.predicted` > 0."""
         drafts = sequence.drafts
         return drafts is None or any(isinstance(proposer, PredictedProposer) for proposer in drafts.proposers)
 
@@ -144,7 +144,7 @@ class Drafter:
                     yield proposer
 
     def plan(self, sequences: Sequence[Drafted], rows: int) -> bool:
-        """Draft for the sequences that decode in a step; `take` returns what was chosen for each. Return whether any has some.
+        """Draft for the sequences that decode in a step; `take` returns the drafts of each. Return whether there are any.
 
         Args:
             rows: rows of the step without drafts.

@@ -300,7 +300,7 @@ class RequestAdapters:
                     raise
                 resume = False
                 continue
-            except BaseException:  # an interrupt, after which nobody goes on reading
+            except BaseException:  # for example KeyboardInterrupt: nobody will resume the reading
                 self._loop.send(CancelLoading())
                 raise
             if resident is not None:
@@ -377,11 +377,11 @@ def check_added_tokens(folder: Path, token_to_id: Callable[[str], int | None]) -
 
 def _added_tokens(folder: Path) -> Iterator[tuple[object, object]]:
     """Yield the added tokens and their ids from the three files in which tokenizers of transformers store them."""
-    whole, config, added = (
+    tokenizer, config, added = (
         read_json(folder / name) if (folder / name).is_file() else {}
         for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
     )
-    tokens = whole.get("added_tokens")
+    tokens = tokenizer.get("added_tokens")
     for token in tokens if isinstance(tokens, list) else ():
         if isinstance(token, dict):
             yield token.get("content"), token.get("id")

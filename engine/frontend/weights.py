@@ -15,7 +15,7 @@ from ...callers.errors import CheckpointError, InputError, short_repr, typed
 from ...checkpoints.weight_files import read_file
 
 SharedHandle = tuple[Callable[..., Tensor], tuple[Any, ...]]
-"""What `torch.multiprocessing.reductions.reduce_tensor` returns in the process of the trainer."""
+"""A handle of shared memory: the result of `torch.multiprocessing.reductions.reduce_tensor` in another process."""
 WeightsSource = Iterable[tuple[str, Tensor | SharedHandle]] | Mapping[str, Tensor | SharedHandle] | str | os.PathLike[str]
 _REBUILD = (reductions.rebuild_tensor, reductions.rebuild_cuda_tensor)
 UpdateMode = Literal["wait", "abort"]
@@ -26,15 +26,15 @@ def read_update(weights: WeightsSource) -> dict[str, Tensor]:
 
     Args:
         weights: pairs of a name and a tensor, a mapping, or the path of a safetensors file or of a folder with such files. A
-            handle of shared memory may stand for a tensor.
+            `SharedHandle` may stand for a tensor.
 
     Raises:
         InputError: another form, a name that is given twice, or nothing.
         CheckpointError: a file cannot be read, or a tensor holds other numbers than finite ones of 16 or 32 bits.
     """
     tensors: dict[str, Tensor] = {}
-    for name, given in _pairs(weights):
-        tensor = _opened(given)
+    for name, value in _pairs(weights):
+        tensor = _open_handle(value)
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             reason = f"<<param>> must be pairs of a name and a tensor, not {typed(name)} and {typed(tensor)}"
             raise InputError(reason, code="invalid_value", param="weights")
@@ -69,8 +69,8 @@ def _pairs(weights: object) -> Iterable[tuple[object, object]]:
     return (entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None) for entry in weights)
 
 
-def _opened(value: object) -> object:
-    """Return the tensor of a handle of shared memory; other values as they are. Raise InputError if it cannot be opened."""
+def _open_handle(value: object) -> object:
+    """Return the tensor of a handle of shared memory, other values unchanged. Raise InputError if it cannot be opened."""
     if not isinstance(value, tuple) or len(value) != 2 or value[0] not in _REBUILD or not isinstance(value[1], tuple):
         return value
     try:

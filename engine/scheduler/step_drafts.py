@@ -27,8 +27,8 @@ class StepDrafts:
         self, block_tables: BlockTables, limits: SchedulerLimits, max_length: int, drafter: Drafter | None = None
     ) -> None:
         self._block_tables, self._limits, self._max_length, self.drafter = block_tables, limits, max_length, drafter
-        self.propose: Propose | None = None  # guesses in the drafter's place
-        self._has_drafts = False  # in the step that is scheduled
+        self.propose: Propose | None = None  # if not None, it drafts in place of the drafter
+        self._has_drafts = False  # whether a sequence of the step that is being scheduled may have drafts
         self.reason = "off"  # why there is no drafter, as `EngineStats.no_drafts`
 
     def _may_draft(self, request: Request) -> bool:

@@ -48,7 +48,7 @@ class Eagle3Source:
 
     Args:
         num_layers, vocab_size, hidden_size, dtype: of the model that it drafts for, which it does not keep in memory.
-        parallel: as in DraftLimits.
+        parallel: see DraftLimits.
     """
 
     path: Path

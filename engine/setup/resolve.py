@@ -84,7 +84,7 @@ def resolve_engine(
 
     Args:
         on_device: build the model on its device, for weights to be loaded; else on the meta device.
-        ranks: the groups of processes that share the model. (), with several of them: a plan for rank 0.
+        ranks: the groups of this process. () if there is one process, or to plan for rank 0 of several.
 
     Raises:
         ConfigError: an unknown architecture, options that contradict the model or the device, or a cache that cannot hold one

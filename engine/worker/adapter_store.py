@@ -146,7 +146,7 @@ class AdapterStore:
             )
 
     def cancel_loading(self) -> None:
-        """Forget the folder that `load` has begun to read."""
+        """Free what `load` has read so far of an adapter that is not complete."""
         self._loading = None
 
     def unload(self, identity: str) -> None:

@@ -31,8 +31,8 @@ class DraftModelOptions:
         shares_encoder: its encoders equal the model's, so that it reads the same encoder rows. Otherwise it sees tokens alone.
         max_rows: rows of one of its steps.
         cross_blocks: blocks of its cache for encoder rows that are read by cross-attention; 0 for none.
-        mask_token: the token that stands for each one to be predicted but the first, for a model that predicts all in one
-            forward pass; None predicts one after the other.
+        mask_token: the token that stands for each token to be predicted except the first, if all are predicted in one forward
+            pass; None if they are predicted one after another.
     """
 
     count: int
@@ -61,8 +61,8 @@ class _Task:
     """The rest of the work for one sequence in this step.
 
     Args:
-        first: token to compute next. stop: known tokens. masks: mask tokens after them.
-        sample: tokens are predicted. guesses: those so far.
+        first: index of the token to compute next. stop: number of known tokens. masks: mask tokens after the known tokens.
+        sample: whether tokens are predicted. guesses: tokens predicted so far.
     """
 
     drafted: _Drafted
@@ -199,7 +199,7 @@ class DraftModelRunner:
         return self.cross.grow(key, sequence.cross_rows, crossing)
 
     def _catch_up(self, tasks: Sequence[_Task]) -> None:
-        """Compute the known tokens of each sequence and its masks, in steps of at most `max_rows` rows. This gives guesses."""
+        """Compute the known tokens and mask tokens of each sequence in steps of at most `max_rows` rows, and guess tokens."""
         left = list(tasks)
         while left:
             step, room = list[tuple[_Task, int]](), self._options.max_rows

@@ -50,10 +50,12 @@ class MtpDrafting:
 
 
 class MtpRunner:
-    """Predicts `count` tokens after the known ones: the first from the step's hidden states, each other one from the last.
-    A layer with mask tokens predicts the others from these, in the same forward pass.
+    """Predicts `count` tokens after the known tokens. See `Predictor`.
 
-    See `Predictor`. The layer's KV cache does not have rows that were never computed here, because the prefix cache had their
+    The first token is predicted from the step's hidden states, and each other one from the layer's result for the token before
+    it. A layer with mask tokens predicts the others from mask tokens, in the same forward pass as the first.
+
+    The layer's KV cache does not have rows that were never computed here, because the prefix cache had their
     keys; it does not attend to them.
     """
 
@@ -110,10 +112,10 @@ class MtpRunner:
             position += 1
 
     def _predict_at_once(self, model: DecoderModel, sequence: SequenceState, stop: int, states: Tensor) -> tuple[int, ...]:
-        """Return the predictions after the known tokens, which end at `stop`. `states`: of the last one and of the masks."""
+        """Return the predictions after the known rows, which end at `stop`. `states`: of the last one and the mask tokens."""
         rows = self.cache.get(sequence.request_id)
         assert rows is not None
-        rows.stop = stop  # keys of masks are of no use later
+        rows.stop = stop  # drops the keys of mask tokens, which later tokens must not read
         return tuple(self._layer.next_token(model, row) for row in states.split(1))
 
     def _run(self, model: DecoderModel, sequence: SequenceState, tokens: Sequence[int], first: int, hidden: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def act_and_mul(name: str, x: Tensor) -> Tensor:
     """Compute `activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`.
 
     `name`: in REFERENCES or IN_TORCH, or CLAMPED_SWIGLU, of `reference`, or a result of its `clamped_swiglu` or `limited_silu`.
-    The last one overwrites x.
+    With `limited_silu`, x is overwritten.
     """
     limit = limit_of_silu(name)
     if limit is not None:

@@ -92,7 +92,7 @@ _LIMITED_SILU = "limited_silu"
 
 
 def limited_silu(limit: float) -> str:
-    """Return the name in `act_and_mul` of `silu(gate) * up`, with the first at most `limit` and up in -limit..limit."""
+    """Return the name in `act_and_mul` of `min(silu(gate), limit) * clamp(up, -limit, limit)`."""
     return f"{_LIMITED_SILU} {limit}"
 
 
@@ -103,7 +103,10 @@ def limit_of_silu(name: str) -> float | None:
 
 @functools.cache
 def largest_gate(limit: float, dtype: torch.dtype) -> float:
-    """Return the largest number of a dtype whose silu, rounded to it, is at most `limit`. Above -1.28, silu is monotonic."""
+    """Return the largest number of a dtype whose silu, rounded to this dtype, is at most `limit`, which is positive.
+
+    Clamping the gate to it gives `min(silu(gate), limit)`, because silu grows from -1.28 on, and is negative before.
+    """
     gate = limit
     for _ in range(100):
         gate = limit * (1 + math.exp(-gate))  # silu(gate) is gate / (1 + exp(-gate))
@@ -113,7 +116,7 @@ def largest_gate(limit: float, dtype: torch.dtype) -> float:
 
 
 def clamps_up(name: str) -> bool:
-    """Return True if `act_and_mul` clamps the second factor, so that its size cannot be changed by another layer."""
+    """Return True if `act_and_mul` clamps `up`, so that scaling `up` does not scale the result."""
     return name.startswith((CLAMPED_SWIGLU, _LIMITED_SILU))
 
 

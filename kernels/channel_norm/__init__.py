@@ -1,4 +1,4 @@
-"""Instance norm over time with an activation after it, as in adaptive norms (AdaIN, arXiv 1703.06868)."""
+"""Instance norm over time and the activation after it, as in adaptive norms (AdaIN, arXiv 1703.06868)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def leaky_norm(x: Tensor, slope: float, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def snake_norm(x: Tensor, factor: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """The same with snake (arXiv 2006.08195), y + sin(factor y)^2 / factor, in place of leaky ReLU. `factor [channels]`."""
+    """Compute `leaky_norm` with snake (arXiv 2006.08195), y + sin(factor y)^2 / factor, as activation. `factor [channels]`."""
     normed: Tensor = implementation("channel_norm", x.device, x.dtype).snake_norm(x, factor, scale, shift)
     return normed

@@ -1,4 +1,4 @@
-"""Instance norm over time with an activation, in C++. A third of the time of torch's norm goes by; its sines take most."""
+"""Instance norm over time with an activation, in C++. It takes a third of the time of torch, mostly for the sines of snake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions over long times, zero-padded, with a weight that is packed once."""
+"""Convolutions over time for long inputs, zero-padded, with a weight that is packed once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class PackedFilter:
     """A weight as its backend stores it.
 
     Args:
-        weight: `[outer, inner, taps]`, or values that follow from it. taps: an odd number.
-        dilation: inputs from one tap to the next.
+        weight: `[outer, inner, taps]`, or a layout of the backend. taps: an odd number.
+        dilation: distance of adjacent taps in the input.
         backend: module that multiplies with it.
     """
 

@@ -17,7 +17,7 @@ def pack(weight: Tensor, dilation: int) -> PackedFilter:
 
 
 def packed_size(shape: torch.Size, dilation: int) -> int:
-    """Return the numbers of a packed weight."""
+    """Return how many numbers a packed weight has."""
     return shape.numel()
 
 

@@ -44,8 +44,8 @@ INLINE void one_channel(const float* x, float* out, int64_t time, float scale, f
     if (rest) store_part(out + whole, normed(load_part(x + whole, rest), mean, factor, shift, kind, slope), rest);
 }
 
-// x, out [channels, time], scale, shift [channels]: instance norm of each channel over time, then the activation `kind`. slopes
-// [channels]: of snake, x + sin(slope x)^2 / slope; `slope` is that of leaky ReLU.
+// Compute the instance norm of each channel over time, then the activation `kind`. x, out [channels, time]; scale, shift
+// [channels]. slopes [channels]: factors of snake, x + sin(factor x)^2 / factor; `slope`: that of leaky ReLU.
 extern "C" void sensorium_channel_norm(int, int kind, const float* x, const float* scale, const float* shift, const float* slopes,
                                        float* out, int64_t channels, int64_t time, float eps, float slope, int threads) {
     parallel_for(threads, channels, [&](int64_t c) {

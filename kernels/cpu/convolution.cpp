@@ -1,8 +1,8 @@
-// Convolutions over time with half as many products (minimal filtering, arXiv 1509.09308).
+// Convolutions over time with half as many multiplications (minimal filtering, arXiv 1509.09308).
 //
-// Four results in a row, of four taps, take seven products instead of sixteen: input, kernel and result are polynomials, which
-// are multiplied by their values at 0, 1, -1, 2, -2, 1/2 and infinity. Longer kernels are sums of kernels of four taps. Tiles
-// of four inputs of all phases of a dilated convolution stand one after another in a stream, cut into blocks of 48 tiles.
+// Four results in a row, of four taps, take seven multiplications instead of sixteen: input, kernel and result are polynomials,
+// which are multiplied by their values at 0, 1, -1, 2, -2, 1/2 and infinity. Longer kernels are sums of kernels of four taps.
+// The tiles of four inputs of all phases of a dilated convolution follow one another, and are divided into blocks of 48 tiles.
 #include <vector>
 
 #include "common.h"
@@ -17,8 +17,9 @@ struct Convolution {
 
     int64_t blocks() const { return (phases * slots + BLOCK - 1) / BLOCK; }
 
-    // Call f(t, count, time) for runs of tiles of one phase among `count` tiles from `tile` on: the first one's number, how many, and
-    // the time of its first element, shifted by `shift` elements. Tiles after the last phase are left out.
+    // Call f(t, left, at, time) for each run of tiles of one phase among `count` tiles from `tile` on. t: number of the run's first
+    // tile among them; left: tiles of the run; at: number of its first tile in the phase; time: of this tile's first element,
+    // shifted by `shift` elements. Tiles after the last phase are left out.
     template <class F>
     MEMBER void for_runs(int64_t tile, int64_t count, int64_t shift, const F& f) const {
         for (int64_t t = 0; t < count;) {
@@ -31,7 +32,7 @@ struct Convolution {
     }
 };
 
-// Values of the inputs of a tile and of the three after it at the points; u: the elements of the tiles, by their place.
+// Transform the seven inputs from each tile's first element on to a value per point. u: element i of all tiles in row i.
 INLINE void transform_input(const float* u, float* values, int64_t stride) {
     for (int64_t at = 0; at < WIDTH; at += 16) {
         const v16 a = load(u + at), b = load(u + WIDTH + at), c = load(u + 2 * WIDTH + at), d = load(u + 3 * WIDTH + at);
@@ -68,7 +69,7 @@ INLINE void multiply(const float* weight, const float* values, int64_t inner, in
         for (int i = 0; i < 3; i++) store(sums + o * BLOCK + 16 * i, sum[o][i]);
 }
 
-// u: the elements of the tiles of a block by their place in the tile, zeros outside of the input.
+// Write the elements of the tiles of a block to u, element i of each tile in row i, and zeros outside of the input.
 INLINE void read_inputs(const Convolution& c, const float* x, int64_t tile, float* u) {
     c.for_runs(tile, BLOCK + c.chunks, -c.before, [&](int64_t t, int64_t count, int64_t, int64_t start) {
         const int64_t step = TILE * c.dilation;
@@ -130,8 +131,8 @@ INLINE void one_block(const Convolution* made, int64_t block, float* buffer) {
     }
 }
 
-// x, out [channels, time]; weight [outer / 8, points, chunks, inner, 8]; bias [outer] and add, of out's shape, may be null. Zeros
-// are around x. The bits of a result depend on its inputs, and on its place.
+// x, out [channels, time]; weight [outer / 8, points, chunks, inner, 8]; bias [outer] and add, of out's shape, may be null. x is
+// padded with zeros. The bits of a result depend on its inputs and its position.
 extern "C" void sensorium_convolution(int, const char* x, const char* weight, const char* bias, const char* add, char* out,
                                       int64_t inner, int64_t outer, int64_t time, int64_t taps, int64_t dilation, int threads) {
     Convolution c{(const float*)x, (const float*)weight, (const float*)bias, (const float*)add, (float*)out};

@@ -35,7 +35,7 @@ class ChannelFactors(WeightedLayer):
 
 
 class AdaptiveNorm(nn.Module):
-    """A scale and a shift of each channel after an instance norm over time, which depend on a style `[1, style]`."""
+    """Computes the scale and the shift of each channel after an instance norm over time, from a style `[1, style]`."""
 
     def __init__(self, channels: int, style: int, device: torch.device) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class AdaptiveNorm(nn.Module):
         self.fc = Linear(style, {"fc": 2 * channels}, True, torch.float32, device)
 
     def forward(self, style: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the factor and the offset of each channel after the instance norm, `[channels]`."""
+        """Return scale and shift, each `[channels]`."""
         scale, shift = self.fc(style)[0].chunk(2)
         scale = 1 + scale
         return scale * self.norm.weight, torch.addcmul(shift, scale, self.norm.bias)

@@ -1,9 +1,9 @@
 """Cache-aware FastConformer (arXiv 2312.17279): a causal encoder whose rows look ahead to the end of their chunk only.
 
-A row attends to the rows of its chunk and of some chunks before it, and all convolutions over time are causal. Rows of a chunk
-that is complete do not change, so that a stream is encoded chunk by chunk from what the chunks before it left: keys and values,
-and inputs of convolutions. Whatever depends on the shape of a tensor is computed for one chunk at a time, also in a whole item,
-so that the rows of a stream have the bits of the whole.
+A row attends to the rows of its chunk and of some chunks before it, and all convolutions over time are causal. The rows of a
+complete chunk do not change any more. A stream is therefore encoded chunk by chunk, from a cache of the chunks before: keys and
+values, and inputs of convolutions. Operations whose bits depend on the shape of a tensor are computed for one chunk at a time,
+also for a whole item, so that a stream and a whole item give the same bits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class CacheAwareSpec(FastConformerSpec):
     """The encoder.
 
     Args:
-        chunk: rows of a chunk: a row and those that it looks ahead to.
-        chunks_before: chunks before its own to which a row attends.
+        chunk: number of rows in a chunk; the first of them looks ahead to all others.
+        chunks_before: number of chunks before its own chunk to which a row attends.
     """
 
     chunk: int = 1
@@ -47,19 +47,19 @@ class CacheAwareSpec(FastConformerSpec):
         return frames
 
     def final_rows(self, frames: int) -> int:
-        """Return the number of merged rows that frames after these do not change."""
+        """Return the number of rows that do not change when frames are added to these."""
         for _ in range(self.stages):
             frames = (frames + 1) // 2
         return frames
 
     @property
     def bands(self) -> int:
-        """Bands that are left after the convolutions."""
+        """Number of mel bands after the convolutions of stride 2."""
         return self.num_rows(self.mels)
 
 
 def cache_aware_spec(audio: Mapping[str, Any]) -> CacheAwareSpec:
-    """Read the raw `encoder_config`. Raise ConfigError as `fastconformer_spec`, and for a window of no rows."""
+    """Read the raw `encoder_config`. Raise ConfigError as `fastconformer_spec`, and for a lookahead or window out of range."""
     base = fastconformer_spec(audio)
     ahead, window = (
         audio.get("default_num_lookahead_tokens", 13),
@@ -73,15 +73,26 @@ def cache_aware_spec(audio: Mapping[str, Any]) -> CacheAwareSpec:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What a layer leaves for the next chunks: keys and values `[rows, 2, heads, dim]`, and inputs of its convolution."""
+    """What the next chunks read of a layer.
 
-    keys: Tensor
+    Args:
+        keys_values: keys and values `[rows, 2, heads, dim]` of the rows to which the next chunk attends.
+        inputs: the last inputs of the layer's convolution, `[taps - 1, width]`.
+    """
+
+    keys_values: Tensor
     inputs: Tensor
 
 
 @dataclass(frozen=True)
 class ChunkState:
-    """State of an open window. `frames`: those that later samples do not change. `rows`: of complete chunks."""
+    """State of an open window.
+
+    Args:
+        frames: number of frames that later samples do not change.
+        caches: of each layer, after the complete chunks.
+        rows: encoder rows of the complete chunks, `[rows, width]`.
+    """
 
     frames: int
     caches: tuple[LayerCache, ...]
@@ -89,10 +100,10 @@ class ChunkState:
 
 
 class CausalMerger:
-    """Log-mel frames `[n, mels]` of an item -> some of its rows `[count, width]`, by causal convolutions of stride 2.
+    """Log-mel frames `[n, mels]` of an item -> its rows from `first` to `last`, `[last - first, width]`.
 
-    The first one is full, the others are depthwise and followed by a pointwise layer. The frames before an item and one after
-    it, and the rows before it and after it in each convolution, are zeros.
+    Causal convolutions of stride 2 merge the frames. The first one is full; the others are depthwise, and each is followed by a
+    pointwise layer. The input of each convolution is padded with zeros: two rows before the item, and one after it.
     """
 
     def __init__(self, s: CacheAwareSpec, build: Builder) -> None:
@@ -143,11 +154,12 @@ class ChunkAttention(DistanceAttention):
     def attend(
         self, x: Tensor, keys: Tensor, ends: Sequence[int], before: int, final: int, sines: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the results for rows `x`, and the keys and values to which the rows after the first `final` attend.
+        """Return the results for rows `x`, and the keys and values to which rows after the first `final` attend.
 
         Args:
-            keys: keys and values of the rows before them, `[rows, 2, heads, dim]`.
-            ends: of the chunks in `x`. before: rows before a chunk to which it attends.
+            x: `[rows, width]`. sines: see `distance_sines`.
+            keys: keys and values of the rows before `x`, `[rows, 2, heads, dim]`.
+            ends: index in `x` after the last row of each chunk. before: number of rows before a chunk to which it attends.
         """
         qkv = self.qkv(self.norm(x)).view(-1, 3, *self.shape)
         table = self.distance(sines).view(-1, *self.shape).permute(1, 2, 0)  # [heads, dim, distances]
@@ -185,9 +197,11 @@ class ChunkConvolution:
         self.down = build.linear(["pointwise_conv2"], s.width, [s.width], s.conv_bias)
 
     def __call__(self, x: Tensor, inputs: Tensor, ends: Sequence[int], final: int) -> tuple[Tensor, Tensor]:
-        """Return the results for rows `x`, and the inputs that the rows after the first `final` see.
+        """Return the results for rows `x`, and the last inputs of the convolution before row `final`.
 
-        `inputs`: those before `x`, `[taps - 1, width]`.
+        Args:
+            x: `[rows, width]`. inputs: inputs of the convolution before `x`, `[taps - 1, width]`.
+            ends: as in `ChunkAttention.attend`.
         """
         gated, gate = self.up(self.norm(x)).chunk(2, -1)
         parts = [inputs]
@@ -219,10 +233,10 @@ class CacheAwareLayer:
     def __call__(
         self, x: Tensor, cache: LayerCache, ends: Sequence[int], sines: Tensor, final: int
     ) -> tuple[Tensor, LayerCache]:
-        """Return the layer's results, and its cache after the first `final` rows."""
+        """Return the layer's results for rows `x`, and its cache after the first `final` of them."""
         s = self.spec
         x = x.add(self.first_mlp(x), alpha=0.5)
-        changed, keys = self.attention.attend(x, cache.keys, ends, s.chunk * s.chunks_before, final, sines)
+        changed, keys = self.attention.attend(x, cache.keys_values, ends, s.chunk * s.chunks_before, final, sines)
         x += changed
         changed, inputs = self.convolution(x, cache.inputs, ends, final)
         x += changed
@@ -234,7 +248,7 @@ class CacheAwareLayer:
 class CacheAwareConformer(TensorModule):
     """Log-mel frames of items, concatenated, `[frames, mels]` -> `[rows, width]`."""
 
-    frame = 1  # `WindowStates` counts in frames
+    frame = 1  # `WindowStates` gets frames, not samples
 
     def __init__(self, spec: CacheAwareSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -254,7 +268,7 @@ class CacheAwareConformer(TensorModule):
         """Encode a window, and return all its rows and its new state.
 
         Args:
-            features: all its frames so far, `[frames, mels]`. final: number of those that later samples do not change.
+            features: all frames of the window so far, `[frames, mels]`. final: how many of them later samples do not change.
             earlier: the state of the window when it was shorter, or None.
         """
         s, features = self.spec, features.to(self.dtype)

@@ -179,13 +179,13 @@ S = TypeVar("S", bound=_CountsFrames)
 
 
 class WindowEncoder(Protocol[S]):
-    """An encoder whose rows depend on nearby samples only. `frame`: samples, or frames, per unit of a state's `frames`."""
+    """An encoder that extends a window from its state. `frame`: inputs of `extend` per frame of the state (samples, or 1)."""
 
     @property
     def frame(self) -> int: ...
 
     def extend(self, samples: Tensor, length: int, earlier: S | None) -> tuple[Tensor, S]:
-        """Encode a window of `length` samples, and return all its rows and its new state."""
+        """Encode a window of `length` samples (or final frames), and return all its rows and its new state."""
 
 
 class WindowStates(Generic[S]):

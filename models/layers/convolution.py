@@ -115,7 +115,7 @@ class Conv1d(_Kernel):
 
 
 class ShortConv1d(_Kernel):
-    """`[1, inner, time] -> [1, outer, time]` for short times: one product with a packed weight. Zeros are around the input."""
+    """`[1, inner, time] -> [1, outer, time]`, zero-padded, for short inputs: one matrix product with a packed weight."""
 
     def __init__(self, inner: int, outer: int, taps: int, device: torch.device, *, bias: bool = True) -> None:
         super().__init__(outer, inner, taps, outer, device, bias, weight_norm=True)
@@ -143,7 +143,7 @@ class ShortConv1d(_Kernel):
 
 
 class LongConv1d(_Kernel):
-    """`[1, inner, time] -> [1, outer, time]` for long times, with a packed weight. Zeros are around the input."""
+    """`[1, inner, time] -> [1, outer, time]`, zero-padded, for long inputs, by `kernels.convolution`."""
 
     def __init__(self, inner: int, outer: int, taps: int, device: torch.device, *, dilation: int = 1) -> None:
         super().__init__(outer, inner, taps, outer, device, weight_norm=True)

@@ -242,7 +242,7 @@ class ModalityMixture(WeightedLayer):
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
 
     def _routed(self, x: Tensor, modality_ids: Tensor | None) -> Tensor:
-        """Run the experts, without the shared one, with the adapters that their layers have now."""
+        """Run the routed experts, with the adapter that is set in their layers."""
         if modality_ids is None:
             return self._mixtures[0](x)
         out = torch.empty_like(x)

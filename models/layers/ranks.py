@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_groups: dict[tuple[int, ...], Any] = {}  # process groups of some of the processes; the default group is that of all
+_groups: dict[tuple[int, ...], Any] = {}  # ranks -> their process group; all ranks together use torch's default group
 
 
 def _gather_columns(x: Tensor, members: list[int]) -> Tensor:
@@ -46,13 +46,14 @@ _library.impl("share_from_rank", lambda x, source, members: torch.empty_like(x),
 
 @dataclass(frozen=True)
 class Ranks:
-    """Processes that divide a model in one of the two ways, as one of them sees them.
+    """A group of processes that divide a model in one of the two ways, as one of them sees the group.
 
     Args:
-        rank: number of this process among them, from 0.
-        size: their number, at least 2.
-        layers: they divide the layers of the decoder, and not the outputs of each.
-        members: their numbers in torch's default process group, in order; () for all of this group.
+        rank: number of this process in the group, from 0.
+        size: number of processes in the group, at least 2.
+        layers: the group divides the list of the decoder's layers (pipeline); if False, it divides the outputs of each layer
+            (tensor).
+        members: ranks of these processes in torch's default process group, in order; () for all of them.
     """
 
     rank: int
@@ -90,22 +91,25 @@ class Ranks:
         return gathered
 
 
-def rank_groups(rank: int, tensor: int, stages: int) -> tuple[Ranks, ...]:
-    """Return the groups of a process, of `tensor * stages`: of those that divide its layers' outputs, and of the stages.
+def rank_groups(rank: int, tensor_size: int, pipeline_size: int) -> tuple[Ranks, ...]:
+    """Return the tensor group and the pipeline group of a process. A group of one process is left out.
 
-    The processes of a stage have consecutive numbers. A group of one process is left out.
+    Args:
+        rank: number of the process, from 0. Those of one pipeline stage have consecutive numbers.
+        tensor_size: `tensor_parallel_size`. pipeline_size: `pipeline_parallel_size`.
     """
-    stage, part = divmod(rank, tensor)
-    whole = tensor == 1 or stages == 1
-    outputs = Ranks(part, tensor, members=() if whole else tuple(range(stage * tensor, (stage + 1) * tensor)))
-    layers = Ranks(stage, stages, True, members=() if whole else tuple(range(part, tensor * stages, tensor)))
+    stage, part = divmod(rank, tensor_size)
+    all_ranks = tensor_size == 1 or pipeline_size == 1
+    outputs = Ranks(part, tensor_size, members=() if all_ranks else tuple(range(rank - part, rank - part + tensor_size)))
+    num_ranks = tensor_size * pipeline_size
+    layers = Ranks(stage, pipeline_size, True, members=() if all_ranks else tuple(range(part, num_ranks, tensor_size)))
     return tuple(group for group in (outputs, layers) if group.size > 1)
 
 
-def meet(tensor: int, stages: int) -> None:
+def make_process_groups(tensor_size: int, pipeline_size: int) -> None:
     """Make the process groups of all ranks. Each process calls it after `init_process_group`."""
-    for rank in range(tensor * stages):
-        for group in rank_groups(rank, tensor, stages):
+    for rank in range(tensor_size * pipeline_size):
+        for group in rank_groups(rank, tensor_size, pipeline_size):
             if group.members and group.members not in _groups:
                 _groups[group.members] = torch.distributed.new_group(list(group.members))
 
@@ -159,7 +163,7 @@ _ranks: ContextVar[Sequence[Ranks]] = ContextVar("sensorium_ranks", default=())
 
 @contextmanager
 def building_for(*groups: Ranks | None) -> Iterator[None]:
-    """Build decoder layers with this process's part of their weights, which it has in these groups."""
+    """Build decoder layers with the part of their weights that this process has in these groups."""
     token = _ranks.set([group for group in groups if group is not None])
     try:
         yield

@@ -217,7 +217,7 @@ class ExpertSlot:
         """Return `compute(x, scored)` for all rows, with one call for the rows of each adapter.
 
         Args:
-            x: `[rows, dim]`. scored: what else belongs to each row, `[rows, ...]`, or None.
+            x: `[rows, dim]`. scored: another tensor with a value per row, `[rows, ...]` (router inputs, modality ids), or None.
         """
         left, out = torch.ones(len(x), dtype=torch.bool, device=x.device), torch.empty_like(x)
         for group in self.step.groups:

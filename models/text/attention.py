@@ -218,7 +218,7 @@ class CrossAttention(TensorModule):
 
 
 def attention_bytes(width: int, a: AttentionSpec, ops: OpBytes, adapters: AdapterBytes) -> int:
-    s, q, outputs = ops.dtype.itemsize, a.heads * a.head_dim, a.projected
+    s, q, outputs = ops.dtype.itemsize, a.heads * a.head_dim, a.projection_size
     kv = 0 if a.source is not None else a.kv_heads * a.head_dim
     qkv = ops.linear_result(outputs, ops.limits.rows) + a.gated * q * s
     peak = max(ops.linear(width, outputs, ops.limits.rows), ops.linear_result(outputs, ops.limits.rows) + adapters.first)

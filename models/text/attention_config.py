@@ -110,7 +110,7 @@ def _layer_keys(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
 
 
 def _listed_keys(text: Mapping[str, Any], layer: int) -> dict[str, Any]:
-    """Return the values of one layer that Step 3.5 has in lists, for a layer type, or for some layer types alone."""
+    """Return the values of one layer that Step 3.5 gives per layer (in lists) or for some layer types only."""
     values: dict[str, Any] = {}
     for listed, key in (("rope_theta", "rope_theta"), ("partial_rotary_factors", "partial_rotary_factor")):
         if isinstance(text.get(listed), list):

@@ -1,9 +1,9 @@
 """EAGLE-3 heads: a decoder layer or a few that draft tokens from hidden states of three layers of a model.
 
 Source: arXiv 2503.01840, and the published layout: `fc`, `midlayer`, `norm`, `lm_head`, and `d2t`, which is added to a token of
-the head's smaller vocabulary to get the model's. Further layers are `layers.1` and so on, and read hidden states alone. A head
-that drafts several tokens at once (see `models.parallel_drafting`) also has `mask_hidden`, which stands for the model's hidden
-states of the tokens to be drafted.
+the head's smaller vocabulary to get the model's. Further layers are named `layers.1` and so on, and get only the result of the
+layer before them. A head that drafts several tokens at once (see `models.parallel_drafting`) also has `mask_hidden`, which
+stands for the model's hidden states of the tokens to be drafted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Eagle3Spec:
         stack: its decoder layers, with the vocabulary of the model. draft_vocab: tokens that it can draft.
         layers: number of the model's layers before each of the hidden states that it reads.
         norms_residual: the residual stream begins with the normed hidden state instead of the hidden state itself.
-        mask_token: the token that stands for one to be drafted; None for a head that drafts one token after the other.
+        mask_token: the token that stands for each token to be drafted after the first; None if they are drafted one by one.
     """
 
     stack: DecoderSpec
@@ -71,7 +71,7 @@ def eagle3_spec(config: Mapping[str, Any], num_layers: int, parallel: bool = Fal
     stack = decoder_spec(config, stack_of(config))
     if not all(isinstance(layer.mixer, AttentionSpec) and isinstance(layer.mlp, MlpSpec) for layer in stack.layers):
         raise ConfigError(
-            "the layers of an EAGLE-3 head are plain attention and an MLP, and this one has layers of another kind"
+            "each layer of an EAGLE-3 head must be plain attention and an MLP, and this head has layers of another kind"
         )
     nested, ids = config.get(_NESTED), config.get(_IDS)
     if not ids and isinstance(nested, Mapping) and nested.get(_IDS):
@@ -119,7 +119,7 @@ class Eagle3Layer(TensorModule):
 
 
 class Eagle3LaterLayer(TensorModule):
-    """A layer after the first. `number`: its place in the head."""
+    """A layer after the first. `number`: its index in the head."""
 
     def __init__(self, number: int, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Eagle3Head(nn.Module):
         return self.fc(states)
 
     def mask_states(self, count: int) -> Tensor:
-        """Return the states `[count, hidden]` of mask tokens, for a head that has some."""
+        """Return the states `[count, hidden]` of `count` mask tokens. The head must have a mask token."""
         return self.combine(self.mask_hidden.weight[None]).expand(count, -1)
 
     def draft(self, batch: ForwardBatch, hidden: Tensor) -> Tensor:

@@ -74,7 +74,10 @@ def _clamped(text: Mapping[str, Any], stack: Stack) -> dict[str, str]:
 
 
 def _limited_acts(text: Mapping[str, Any], layer: int) -> dict[str, Any]:
-    """Return the activations that Step 3.5 limits: `act` of a layer's experts, `shared_act` of its other MLP; 0 is no limit."""
+    """Return the activations that Step 3.5 limits in a layer: `act` of the experts, and `shared_act` of the shared or only MLP.
+
+    A limit of 0 or None is none.
+    """
     lists = {"act": text.get("swiglu_limits"), "shared_act": text.get("swiglu_limits_shared")}
     limits = {name: listed[layer] for name, listed in lists.items() if listed and listed[layer]}
     return {name: limited_silu(positive_number({"swiglu_limits": limit}, "swiglu_limits")) for name, limit in limits.items()}

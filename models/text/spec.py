@@ -52,7 +52,7 @@ class AttentionSpec:
             are gated.
         sinks: each head has an attention sink, a learned score that takes a share of the softmax.
         gated: the result of each head is multiplied by the sigmoid of a gate, which q_proj computes beside the queries.
-        head_gate: it is multiplied by the sigmoid of one number, which g_proj computes.
+        head_gate: the result of each head is multiplied by the sigmoid of one number per head, which g_proj computes.
         value_norm: values are normed per head, without a weight.
         keys_as_values: values are the projected keys, before norm and rotation.
         source: an earlier layer whose KV cache this layer reads; it has no keys, values and cache of its own.
@@ -88,8 +88,8 @@ class AttentionSpec:
     clip: float | None = None
 
     @property
-    def projected(self) -> int:
-        """Numbers per row that the projection computes: gates, queries, keys and values."""
+    def projection_size(self) -> int:
+        """Number of outputs of the projection, per row: gates, queries, keys and values."""
         heads = (1 + self.gated) * self.heads + (2 - self.keys_as_values) * self.kv_heads * (self.source is None)
         return heads * self.head_dim + self.heads * self.head_gate
 

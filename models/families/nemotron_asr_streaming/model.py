@@ -15,7 +15,7 @@ from ..parakeet.model import Parakeet, ParakeetTransducer
 
 
 class CacheAwareParakeet(Parakeet):
-    """A Parakeet whose encoder is causal, with any head. Implements `models.interface.SupportsStreams`."""
+    """A Parakeet with a cache-aware encoder, and any head. Implements `models.interface.SupportsStreams`."""
 
     encoder: CacheAwareConformer
     max_streams = 1
@@ -28,8 +28,8 @@ class CacheAwareParakeet(Parakeet):
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         """Return the rows of each item.
 
-        With `audio_stream`, int64 `[items, 3]`, items are windows of live streams: the number of each, 1 if it is closed, and
-        how many of its frames do not change when it grows.
+        With `audio_stream`, int64 `[items, 3]`, items are windows of live streams. Its columns are the number of the window, 1
+        if the window is closed, and the number of frames that do not change when the window grows.
         """
         if "audio_stream" not in tensors:
             return super().embed_multimodal(modality, tensors)

@@ -42,7 +42,7 @@ class NemotronAsrStreamingProcessingInfo(BlankPrompt, FastConformerInfo):
         kwargs, geometry = self.process(AudioItem(samples, spec.sampling_rate), dtype)
         final = max(0, (len(samples) - spec.n_fft // 2) // spec.hop_length + 1)  # frames that see no sample after the window
         stream = FieldElem(torch.tensor([number, is_last, final]), BatchedField(keep_on_cpu=True))
-        # not a hash of the samples: an item that is not a window of a stream has no state
+        # not a hash of the samples, so that an item that belongs to no stream never shares cached rows with a window
         key = f"{number:016x}{len(samples):016x}{is_last:x}".ljust(64, "0")
         where = PlaceholderRange(0, geometry.num_embeds)
         return MultiModalFeature("audio", {**kwargs, "audio_stream": stream}, where, geometry, key)

@@ -12,8 +12,8 @@ FAMILY = Family(
     features=(
         "Step3, Step3-VL-10B and Step-3.7: square windows of an image, then the whole image (`enable_patch`); two convolutions "
         "after the encoder; Step3's decoder expands queries from a low rank to all heads, which share one key and "
-        "value head, and has experts; Step-3.7's has a gate per head, windows with more heads, and experts whose "
-        "activations are limited; `Step3VL10BForCausalLM` is the name of the publisher's class of Step3-VL-10B, "
+        "value head, and has experts; Step-3.7's decoder has a gate per head, more heads in layers with a sliding window, and "
+        "experts with clamped activations; `Step3VL10BForCausalLM` is the name of the publisher's class of Step3-VL-10B, "
         "`StepVLForConditionalGeneration` of vLLM's"
     ),
     takes_any_stack=True,

@@ -1,8 +1,8 @@
 """Step3-VL: an encoder, two convolutions, a linear layer and a decoder.
 
-Step3-VL-10B (arXiv 2601.09668) has a perception encoder (arXiv 2504.13181) and Qwen3, Step-3.7 the same encoder and Step 3.5's
-decoder, Step3 (arXiv 2507.19427) an encoder of its own and experts. Sources: vLLM's step_vl.py, step3_vl.py and step3_text.py,
-transformers' step3p7.
+Step3-VL-10B (arXiv 2601.09668) has a perception encoder (arXiv 2504.13181) and Qwen3 as its decoder. Step-3.7 has the same
+encoder and Step 3.5's decoder. Step3 (arXiv 2507.19427) has an encoder of its own and a decoder with experts. Sources: vLLM's
+step_vl.py, step3_vl.py and step3_text.py; step3p7 of transformers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PUBLISHED_KEYS = {
     "hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads",
     "layer_scale_init_value": "ls_init_value",
 }  # fmt: skip
-"""Keys of transformers -> those of the publisher."""
+"""Keys of `vision_config` in transformers -> the publisher's keys."""
 _NAMES = TowerNames(
     patch="conv1",
     table="positional_embedding",
@@ -73,7 +73,7 @@ _PUBLISHED37 = (
     (".ln_1.", ".layernorm_before."),
     (".ln_2.", ".layernorm_after."),
 )
-"""Parts of the publisher's names of the encoder, and those of transformers that replace them."""
+"""(part of a publisher's tensor name, the part of transformers' name that replaces it), for the encoder."""
 _NAMES3 = replace(
     ENCODER,
     layers="transformer.layers",
@@ -149,9 +149,10 @@ class StepVL(DecoderModel):
 
 
 class Step37(StepVL):
-    """Step-3.7: Step3-VL-10B's encoder before Step 3.5's decoder. Its names are transformers' or the publisher's.
+    """Step-3.7: Step3-VL-10B's encoder and Step 3.5's decoder, in the layout of transformers or of the publisher.
 
-    The publisher joins queries, keys and values, and rotates adjacent pairs of numbers, transformers the halves of a head.
+    In the encoder, the publisher stores queries, keys and values in one tensor and rotates adjacent pairs of numbers;
+    transformers rotates the two halves of a head.
     """
 
     prefixes = (
@@ -170,23 +171,22 @@ class Step37(StepVL):
 
     def read_encoder(self, config: Mapping[str, Any]) -> tuple[TowerSpec, Sequence[Convolution]]:
         vision = require(config, "vision_config")
-        known = {_PUBLISHED_KEYS.get(key, key): value for key, value in vision.items() if key != "intermediate_size"}
-        tower, convolutions = super().read_encoder({**config, "vision_config": known})
+        published = {_PUBLISHED_KEYS.get(key, key): value for key, value in vision.items() if key != "intermediate_size"}
+        tower, convolutions = super().read_encoder({**config, "vision_config": published})
         self.tower_heads = tower.heads
         return replace(tower, rotary=RotarySpec(order="columns_first")), convolutions
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Rename tensors, and split the publisher's joint projections."""
+        """Rename tensors, and split the publisher's joint projections of queries, keys and values."""
         for name, tensor in super().convert_weights(weights):
             stem, joint, kind = name.partition(".in_proj_")
             if not joint:
                 yield name, tensor
                 continue
             for letter, part in zip("qkv", tensor.chunk(3), strict=True):
-                pairs = part.view(self.tower_heads, -1, 2, *part.shape[1:]).transpose(
-                    1, 2
-                )  # the first of all pairs, then the second
-                yield f"{stem}.{letter}_proj.{kind}", part if letter == "v" else pairs.reshape(part.shape)
+                # from adjacent pairs to halves: the first number of each pair of a head, then the second ones
+                halves = part.view(self.tower_heads, -1, 2, *part.shape[1:]).transpose(1, 2)
+                yield f"{stem}.{letter}_proj.{kind}", part if letter == "v" else halves.reshape(part.shape)
 
 
 class Step3VL(StepVL):

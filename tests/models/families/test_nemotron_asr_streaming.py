@@ -171,7 +171,7 @@ def test_states_are_as_large_as_planned(made):
     with torch.inference_mode():
         (rows,) = model.embed_multimodal("audio", tensors)
     (state,) = model._windows._states.values()
-    held = state.rows.nbytes + sum(part.nbytes for cache in state.caches for part in (cache.keys, cache.inputs))
+    held = state.rows.nbytes + sum(part.nbytes for cache in state.caches for part in (cache.keys_values, cache.inputs))
     assert 0.5 * held < model.stream_bytes(len(rows)) >= held
     model.free_stream(5)
     assert not model._windows._states
