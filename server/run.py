@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .store import Store
 
 _log = logging.getLogger(__name__)
-_OF_SEVERAL = ("max_models_bytes", "model_idle_seconds", "model_wait_seconds", "model_queue")
+_MULTI_MODEL_OPTIONS = ("max_models_bytes", "model_idle_seconds", "model_wait_seconds", "model_queue")
 """Options that say how several models share the memory of the machine."""
 _SWITCH_SECONDS = 0.0005
 """How long a thread keeps the interpreter while the event loop waits for it. With Python's 5 ms, /health waits for parsers,
@@ -63,7 +63,7 @@ def serve(options: Mapping[str, Any]) -> None:
         raise ConfigError(
             "there is no model to serve; give a folder or a name on the Hub, as in `sensorium serve MODEL`", param="model"
         )
-    for name in _OF_SEVERAL:
+    for name in _MULTI_MODEL_OPTIONS:
         if config.models is None and options.get(name) is not None:
             raise ConfigError("<<param>> is for several models; list them as <<models>>, or leave it out", param=name)
     with logging_to_stderr(config):

@@ -116,7 +116,7 @@ class PageChar(NamedTuple):
 def page_facts(data: bytes, numbers: list[int], policy: MediaPolicy) -> list[PageFacts]:
     """Return the facts of pages of a PDF, a TIFF or an animation, or of the only page, 1, of another picture or of HTML.
 
-    The pages of a book are its chapters. `text_facts` does this for text files.
+    The pages of a book are its chapters. For text files, see `text_facts`.
 
     Raises:
         InputError: as `pdf.decode_page`, for the first page that cannot be opened.
@@ -170,7 +170,7 @@ def _markup_facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
 
 
 def text_facts(data: bytes, sizes: list[int], kind: TextKind, encoding: str, policy: MediaPolicy) -> list[PageFacts]:
-    """Return the facts of pages of a text file. `data`: their bytes, one after the other. `sizes`: how many each has."""
+    """Return the facts of pages of a text file. `data`: the bytes of these pages, joined. `sizes`: bytes of each page."""
     ends = list(accumulate(sizes))
     texts = [page_text(data[end - size : end], encoding) for size, end in zip(sizes, ends, strict=True)]
     counts = [sum(not char.isspace() for char in text) for text in texts]

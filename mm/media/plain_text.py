@@ -16,7 +16,7 @@ TextKind = Literal["markdown", "plain"]
 MAX_PAGE = 1 << 16
 """Characters of one page. A longer text goes on on the next page, from an empty line on if there is one."""
 GUESSED = "windows-1252"
-"""The encoding of text that is not Unicode, by a guess."""
+"""The encoding that is guessed for text that is not Unicode."""
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
@@ -56,7 +56,7 @@ def is_text(data: bytes) -> bool:
 
 
 def decode_text(data: bytes) -> tuple[str, str]:
-    """Return the text of a file and its encoding, as a codec of Python that keeps a byte order mark.
+    """Return the text of a file and its encoding, the name of a Python codec. A byte order mark stays in the text.
 
     It may be UTF-8, UTF-16 or UTF-32, with or without a byte order mark (UTF-32: with one). If it is none of these, it is
     taken for `GUESSED`, if its letters are those of Western European languages.
@@ -108,9 +108,9 @@ class TextPages:
     """The pages of a text file.
 
     Args:
-        encoding: a codec of Python; `GUESSED` if it is a guess.
-        spans: first byte of each page and the one after its last, of as many pages as are allowed.
-        count: of all pages.
+        encoding: name of a Python codec; `GUESSED` if it is a guess.
+        spans: (start, end) of each page in bytes, for at most `max_pdf_pages` pages.
+        count: number of all pages.
     """
 
     kind: TextKind
@@ -120,7 +120,7 @@ class TextPages:
 
 
 def find_text_pages(data: bytes, policy: MediaPolicy) -> TextPages:
-    """Return the pages of a text file, which is decoded once for all of them.
+    """Return the pages of a text file. The file is decoded once for all pages.
 
     Raises:
         InputError: as `decode_text`, or the file is larger than `max_decoded_bytes`.
@@ -145,9 +145,9 @@ def page_text(data: bytes, encoding: str) -> str:
 
 
 def page_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where pages begin and end: at form feeds, and where a page would have more than `MAX_PAGE` characters.
+    """Yield (start, end) of each page in characters. They end at form feeds, and have at most `MAX_PAGE` characters.
 
-    Such a page ends after its last empty line that is outside of code, if there is one, else before its last line.
+    A page that would be too long ends after its last empty line outside of code, if there is one, else before its last line.
     """
     at = 0
     while at <= len(text):

@@ -35,7 +35,7 @@ _KINDS: dict[str, Kind] = {
 }  # fmt: skip
 """Labels of layout elements in DocTags, dots.ocr, DeepSeek-OCR, MinerU, Nemotron-Parse and Qwen, with underscores."""
 _CONTAINERS = ("key_value_region", "form", "inline", "document_index")
-"""Labels of DocTags whose parts are elements of their own."""
+"""Labels of DocTags whose contents are elements of their own."""
 _PLAIN = (
     "doctags",
     "corner_tokens",
@@ -80,8 +80,8 @@ def answer_blocks(text: str, marked: MarkedText | None, scale: float, model: str
 
 
 def _placed_tables(blocks: Sequence[Block]) -> Iterator[Block]:
-    """Yield blocks, of which a table without a box gets that of the empty one before it, at most a caption apart."""
-    waiting = list[Block]()  # an empty table, and captions
+    """Yield blocks. A table without a box gets that of an empty table before it, which is left out; captions may be between."""
+    waiting = list[Block]()  # an empty table, and the captions after it
     for block in blocks:
         if waiting and block.kind == "table" and block.cells and block.box is None:
             yield from waiting[1:]
@@ -160,7 +160,7 @@ def _blocks_of(element: Element, group: Sequence[Element], base: Block, scale: f
 
 
 def _tables_in(text: str, base: Block) -> list[Block]:
-    """Return the blocks of a table's element if it has a table in LaTeX or with `|`; [] if it has none."""
+    """Return the blocks of a table element whose text has a table in LaTeX or with `|`; [] if it has none."""
     parts = [_labelled(part, "caption", "caption") for part in markdown_blocks(text, base)]
     return parts if any(part.cells for part in parts) else []
 

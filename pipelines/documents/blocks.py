@@ -33,9 +33,9 @@ class Line:
     """A line of a block.
 
     Args:
-        confidence: mean of those of its words, None if the source gives none.
-        word_confidences: of each word (`text.split()`), from 0 to 1: the share of such words that are right; () if the source
-            gives none.
+        confidence: mean of `word_confidences`, None if the source gives none.
+        word_confidences: of each word (`text.split()`), from 0 to 1: the probability that it is right; () if the source gives
+            none.
     """
 
     text: str
@@ -56,8 +56,8 @@ class Block:
         level: of a heading, or of an item in a list of a model, from 1.
         cells: of a table.
         continues: the paragraph or table began on the page before.
-        confidence: mean of those of its words, from 0 to 1; None if the source gives none. With the source "reader", it is the
-            share of words that should be right; with "model", the mean probability of a word, which is not calibrated.
+        confidence: mean confidence of its words, from 0 to 1; None if the source gives none. With the source "reader", it is
+            the expected share of right words; with "model", the mean probability of a word, which is not calibrated.
         model: name of the model or reader; "" for the text layer.
     """
 
@@ -99,7 +99,7 @@ class PageRecord:
         error: why there is no text; None if it was read, or is blank.
         doubt: why the text is probably wrong; None if nothing speaks against it.
         numbers: of the text layer and of the reading, if the page has both.
-        confidence: mean over its words, as in its blocks; None if the source gives none.
+        confidence: mean confidence of its words, see Block; None if the source gives none.
     """
 
     number: int

@@ -1,8 +1,8 @@
-"""Confidences of words: of the reader of printed lines from the scores of characters, of models from those of tokens.
+"""Computes confidences of words: for the reader of printed lines from scores of characters, for models from those of tokens.
 
-The reader's are calibrated: `benchmarks/confidence.py` has measured on rendered pages how many words with a score are right,
-and assets/documents/confidence.json holds the result. A model's are the probabilities that it gives to the tokens of a word.
-They are not calibrated, because models, their prompts and their pages differ.
+The reader's confidences are calibrated: `benchmarks/confidence.py` measured on rendered pages how many words with a score are
+right, and assets/documents/confidence.json holds the result. A model's confidences are the probabilities that it gives to the
+tokens of a word. They are not calibrated, because models, their prompts and their pages differ.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,22 +20,22 @@ from .blocks import Block, Line
 
 CALIBRATION = Path(__file__).parents[2] / "assets" / "documents" / "confidence.json"
 CharScores = tuple[float, ...]
-"""Scores of a line's characters that are no spaces, from 0 to 1; () if its source gives none."""
+"""Scores of a line's characters except spaces, from 0 to 1; () if its source gives none."""
 _WORD = re.compile(r"\S+")
 _DIGITS = 2  # of a model's confidences, whose last bits depend on the batch
-_AHEAD = 2048  # characters of an answer in which the next word of its blocks is looked for
+_MAX_AHEAD = 2048  # characters of an answer, from the last word found on, in which the next word is searched
 
 
 @cache
 def _knots() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return scores, in order, and the share of right words at each of them."""
+    """Return the knots of the calibration: scores in ascending order, and the share of right words at each."""
     knots = json.loads(CALIBRATION.read_text())["knots"]
     scores, shares = zip(*knots, strict=True)
     return scores, shares
 
 
 def calibrated(score: float) -> float:
-    """Return the share of words with a score that are right: it is linear between the knots.
+    """Return the share of words with this score that are right. It is interpolated linearly between knots.
 
     Args:
         score: the mean of the scores of a word's characters.
@@ -50,10 +50,10 @@ def calibrated(score: float) -> float:
 
 def word_scores(text: str, chars: CharScores) -> list[float]:
     """Return the score of each word of a text: the mean of the scores of its characters."""
-    ends, scores = 0, list[float]()
+    start, scores = 0, list[float]()
     for word in text.split():
-        scores.append(sum(chars[ends : ends + len(word)]) / len(word))
-        ends += len(word)
+        scores.append(sum(chars[start : start + len(word)]) / len(word))
+        start += len(word)
     return scores
 
 
@@ -66,12 +66,13 @@ def scored_line(text: str, box: tuple[float, float, float, float], chars: CharSc
 
 
 def mean(confidences: Iterable[float], digits: int = 4) -> float | None:
-    """Return the mean of words' confidences, which is the share of words that should be right; None without any."""
+    """Return the rounded mean of the confidences of words, None if there are none."""
     values = list(confidences)
     return round(sum(values) / len(values), digits) if values else None
 
 
 def confidence_of(lines: Iterable[Line]) -> float | None:
+    """Return the mean confidence of the words of lines, None if they have none."""
     return mean(word for line in lines for word in line.word_confidences)
 
 
@@ -80,21 +81,21 @@ def with_token_confidences(
 ) -> tuple[tuple[Block, ...], float | None]:
     """Return the blocks of a model's answer with confidences, and the confidence of the page.
 
-    The confidence of a word is the product of the probabilities of its tokens. Words that are not written in the answer as in
-    the blocks, as with escapes, have none.
+    The confidence of a word is the product of the probabilities of its tokens. Words that the answer writes in another way
+    than the blocks, such as with escaped characters, do not count.
 
     Args:
-        tokens: of the answer in order: text and log probability.
+        tokens: text and log probability of each token of the answer, in order.
     """
-    answer, owners = _characters(tokens)
+    answer, token_indices = _characters(tokens)
     at, scored, all_words = 0, list[Block](), list[float]()
     for block in blocks:
         words = list[float]()
         for word in _WORD.findall(block.text):
-            start = answer.find(word, at, at + _AHEAD + len(word))
+            start = answer.find(word, at, at + _MAX_AHEAD + len(word))
             if start >= 0:
                 at = start + len(word)
-                logprob = sum(tokens[owner][1] for owner in dict.fromkeys(owners[start:at]))
+                logprob = sum(tokens[index][1] for index in dict.fromkeys(token_indices[start:at]))
                 words.append(math.exp(min(logprob, 0.0)))
         scored.append(replace(block, confidence=mean(words, _DIGITS)))
         all_words += words
@@ -102,11 +103,6 @@ def with_token_confidences(
 
 
 def _characters(tokens: Sequence[tuple[str, float]]) -> tuple[str, list[int]]:
-    """Return the characters of an answer that are no spaces, and the index of the token that each is from."""
-    pairs = list(_dark(tokens))
-    return "".join(char for char, _ in pairs), [owner for _, owner in pairs]
-
-
-def _dark(tokens: Sequence[tuple[str, float]]) -> Iterator[tuple[str, int]]:
-    for index, (text, _) in enumerate(tokens):
-        yield from ((char, index) for char in text if not char.isspace())
+    """Return the characters of an answer without spaces, and the index of the token of each of them."""
+    pairs = [(char, index) for index, (text, _) in enumerate(tokens) for char in text if not char.isspace()]
+    return "".join(char for char, _ in pairs), [index for _, index in pairs]

@@ -14,9 +14,9 @@ MAX_LISTED = 50
 """Numbers of each side that a record lists."""
 _PER_MARK = 25  # characters for each mark that the page shows, of which letters or words are at least one
 SPARE = 50
-"""Characters of a reading that nothing has to show."""
-_PER_HEIGHT = 10  # characters of a line for each of its heights, at most; narrow print has about 4
-_MAX_REFUSAL = 300  # characters; longer texts are readings that have such words
+"""Characters that a reading may have beyond what the page shows room for."""
+_PER_HEIGHT = 10  # maximum characters in a part of a line that is as long as the line is high; narrow print has about 4
+_MAX_REFUSAL = 300  # characters; a longer text is a reading that contains such words
 _REFUSAL = re.compile(
     r"""(?:i['’]?\ ?a?m\ (?:sorry|unable|not\ able)|sorry,|as\ an\ ai\b
     |i\ (?:can(?:no|['’])t|could\ not|do\ not\ see|don['’]t\ see)[ ]
@@ -31,21 +31,21 @@ _AGREED = 0.5  # share of them that a good reading has
 _NUMBER = re.compile(r"\d+(?:[.,'\u202f\u00a0]\d+)*")
 
 
-def invented(blocks: Sequence[Block], room: float) -> str | None:
-    """Return why a reading is probably invented, None if the lines that stand on its page have room for it.
+def why_invented(blocks: Sequence[Block], line_length: float) -> str | None:
+    """Return why a reading is probably invented, None if the lines on its page are long enough for it.
 
     Args:
-        room: the length of these lines, in their heights.
+        line_length: total length of the lines on the page, each in units of its height.
     """
     count = num_characters(blocks)
-    if count <= _PER_HEIGHT * room + SPARE:
+    if count <= _PER_HEIGHT * line_length + SPARE:
         return None
-    lines = f"lines that are {room:.0f} times as long as high" if room else "no lines of text"
+    lines = f"lines that together are {line_length:.0f} times as long as high" if line_length else "no lines of text"
     return f"it has {count:,} characters, and the page shows {lines}"
 
 
-def refusal(text: str) -> str | None:
-    """Return that an answer speaks about its page instead of reading it, None if it does not begin so."""
+def why_refusal(text: str) -> str | None:
+    """Return why an answer is a refusal, None if it does not begin as one: it speaks about the page instead of reading it."""
     is_refusal = len(text) <= _MAX_REFUSAL and _REFUSAL.match(text.strip()) is not None
     return "it speaks about the page instead of reading it" if is_refusal else None
 

@@ -48,7 +48,7 @@ class OpenedDocument:
         key: hash of its bytes, of the options and of the reader: the records of its pages have this key.
         ranges: the pages that are read; () if it cannot be opened.
         error: why it cannot be opened.
-        text: where the pages of a text file are; None for other files.
+        text: the pages of a text file; None for other files.
     """
 
     source: str
@@ -195,7 +195,7 @@ def facts_of(
 
 
 def _inspected(document: OpenedDocument, numbers: list[int], policy: MediaPolicy, tenant: str | None) -> list[PageFacts]:
-    """Return what pages hold. A worker gets the bytes of these pages only, if they are text."""
+    """Return the facts of pages. For a text file, a codec worker gets only the bytes of these pages."""
     if (text := document.text) is None:
         return run_isolated(page_facts, document.data, numbers, policy, tenant=tenant)
     pages = [document.data[slice(*text.spans[number - 1])] for number in numbers]

@@ -30,7 +30,7 @@ from .ways import ReaderKind
 
 _Picture = NDArray[np.uint8]
 PACKAGES = ("rapidocr", "onnxruntime")
-_MIN_CONFIDENCE = 0.5  # of a page; below it, the page is doubted
+_MIN_CONFIDENCE = 0.5  # a page with a lower confidence is doubted
 _TALL = 1.5  # ratio of height to width; RapidOCR turns taller lines by a quarter before it reads them
 _WIDTH = 0.8  # maximum width of a character, in line heights
 _SQUEEZED = 4.0  # ratio of width to height; wider lines are squeezed too much for the classifier of turned lines
@@ -42,7 +42,7 @@ class ReadLine:
 
     Args:
         quad: its corners.
-        scores: of each character that is no space, from 0 to 1; they are not calibrated.
+        scores: of each character except spaces, from 0 to 1; they are not calibrated.
         places: middle of each of these characters, as a share of the line's width; () if they are not known.
     """
 
@@ -132,15 +132,15 @@ class LinesReader:
         )
         confidence = confidence_of(line for block in blocks for line in block.lines)
         is_doubtful = confidence is not None and confidence < _MIN_CONFIDENCE
-        doubt = f"only {confidence:.0%} of its words should be right, by their confidences" if is_doubtful else None
+        doubt = f"the mean confidence of its words is {confidence:.2f}" if is_doubtful else None
         return page.record(tuple(frame.placed(block, page.scale) for block in blocks), doubt=doubt, confidence=confidence)
 
     def text(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> str:
         """Return the text of a page in reading order, with an empty line between its blocks."""
         return self._read(page, policy, stop).text
 
-    def room(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> float:
-        """Return the length of all lines that stand on a page, in their heights. They are found, but not read."""
+    def line_length(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> float:
+        """Return the total length of the lines on a page, each in units of its height. Lines are found, but not read."""
         pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy)).numpy()
         with self._lock:
             self._stop = stop
@@ -180,7 +180,7 @@ def _shape(corners: Any) -> float:
 
 
 def _with_places(images: object, boxes: object, result: Any, single: bool) -> Any:
-    """Return a result of recognition whose words are the places and scores of each line's characters, in RapidOCR's triple."""
+    """Return a result of recognition that has the places and scores of each line's characters in place of RapidOCR's words."""
     result.word_results = tuple(
         [((_places(text, info), _scores(text, info)), None, True)]
         for text, info in zip(result.txts, result.word_results, strict=True)

@@ -31,8 +31,8 @@ NAME = ".sensorium-read.sqlite"
 VERSION = 2
 """Version of the tables. A folder with another version is refused."""
 MAX_DEATHS = 6
-"""Processes that may end while they read a page; then the page is not read again. Some may be killed for other reasons."""
-_DEATHS_BESIDE_OTHERS = 2  # after them, a process reads such a page only if it reads no other one
+"""A page during which so many processes have ended is not read again. Some of them may have been killed for other reasons."""
+_MAX_DEATHS_BESIDE_OTHERS = 2  # after so many, a process reads the page only while it reads no other page
 _WAIT_SECONDS = 60.0  # for the lock of another process
 _GIVE_BACK_SECONDS = 2.0  # the same, while a signal ends this process
 _GIVE_BACK = "UPDATE pages SET owner=NULL, until=NULL WHERE owner=? AND record IS NULL"
@@ -124,9 +124,9 @@ class Manifest:
     def claim(self, document: str, ranges: Ranges, most: int) -> list[int]:
         """Lease pages without a record, those that were begun least often first. Return their numbers.
 
-        A page that was begun before is leased alone, in case it has ended the process that read it, and after some deaths
-        only if this process reads no other page. A page with which `MAX_DEATHS` processes have ended gets a record with an
-        error.
+        A page that was begun before is leased alone, because it may have ended the process that read it. After
+        `_MAX_DEATHS_BESIDE_OTHERS` deaths, it is leased only if this process reads no other page. A page with which
+        `MAX_DEATHS` processes have ended gets a record with an error.
 
         Raises:
             ReadingStopped: the leases were given back.
@@ -145,7 +145,7 @@ class Manifest:
                     deaths += owner is not None
                     if deaths >= MAX_DEATHS:
                         lost.append(number)
-                    elif deaths < _DEATHS_BESIDE_OTHERS or not self._has_leases():
+                    elif deaths < _MAX_DEATHS_BESIDE_OTHERS or not self._has_leases():
                         numbers[number] = deaths
                     if len(numbers) == (1 if attempts else most):
                         break

@@ -57,7 +57,7 @@ _LAYOUT = re.compile(
 _MAX_UNCLOSED = 16  # LaTeX tables without an end, after which no more are looked for
 _ARGUMENT_LINES = 64
 _LONG_REST = 2048  # characters
-_CUT = re.compile(r"[ \t]|(?=\$\$|\\|<)")  # where a long rest of a line may be divided; a line end takes the place of a space
+_CUT = re.compile(r"[ \t]|(?=\$\$|\\|<)")  # where a long rest of a line may be divided; a line end replaces a space
 _WRAPPED = ("", "markdown", "md", "html")  # languages of a code fence around a whole answer
 _KEY = re.compile(r"[\w-]+\s*:(?:\s|$)")
 _TITLE = re.compile(r"title\s*:\s*(\S.*)$", re.IGNORECASE)
@@ -255,7 +255,7 @@ class _Splitter:
     def _read_on(self, at: int, rest: str) -> int:
         """Return the index of the next line: this one with the rest of its text, if there is any.
 
-        A long rest becomes several lines: what stands in it would otherwise be looked at again after each of its elements.
+        A long rest becomes several lines. Otherwise all of it would be searched again after each of its elements.
         """
         if not rest.strip():
             return at + 1
@@ -327,7 +327,7 @@ class _Splitter:
         return self._read_on(last, self.lines[last][column:])
 
     def _command(self, at: int, command: re.Match[str]) -> int | None:
-        """Read a LaTeX command whose argument is a block, and goes on over several lines."""
+        """Read a LaTeX command whose argument is a block. The argument may have several lines."""
         text = "\n".join(self.lines[at : at + _ARGUMENT_LINES])
         end = closing_brace(text, command.end())
         kind, level = _COMMANDS[command[1]]

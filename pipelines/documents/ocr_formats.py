@@ -31,8 +31,8 @@ def hocr(source: str, error: str | None, pages: Iterable[PageRecord]) -> Iterato
             for line, box in placed_lines(page, block):
                 yield f'<span class="ocr_line" title="bbox {_corners(box)}">'
                 words = (
-                    f'<span class="ocrx_word" title="bbox {_corners(word_box)}{_wconf(sure)}">{_xml(word)}</span>'
-                    for word, word_box, sure in _words(line, box)
+                    f'<span class="ocrx_word" title="bbox {_corners(word_box)}{_wconf(confidence)}">{_xml(word)}</span>'
+                    for word, word_box, confidence in _words(line, box)
                 )
                 yield f"{' '.join(words)}</span>\n"
             yield "</p>\n"
@@ -55,8 +55,8 @@ def alto(source: str, error: str | None, pages: Iterable[PageRecord]) -> Iterato
             yield f'<TextBlock ID="block_{page.number}_{order}" {_place(_block_box(page, block))}>\n'
             for line, box in placed_lines(page, block):
                 strings = (
-                    f'<String CONTENT="{_xml(word)}" {_place(word_box)}{_wc(sure)}/>'
-                    for word, word_box, sure in _words(line, box)
+                    f'<String CONTENT="{_xml(word)}" {_place(word_box)}{_wc(confidence)}/>'
+                    for word, word_box, confidence in _words(line, box)
                 )
                 yield f"<TextLine {_place(box)}>{'<SP/>'.join(strings)}</TextLine>\n"
             yield "</TextBlock>\n"
@@ -79,8 +79,8 @@ def _words(line: Line, box: Box) -> Iterator[tuple[str, Box, float | None]]:
     left, top, right, bottom = box
     for index, match in enumerate(re.finditer(r"\S+", line.text)):
         start, end = (left + (right - left) * at / len(line.text) for at in match.span())
-        sure = line.word_confidences[index] if line.word_confidences else line.confidence
-        yield match[0], (start, top, end, bottom), sure
+        confidence = line.word_confidences[index] if line.word_confidences else line.confidence
+        yield match[0], (start, top, end, bottom), confidence
 
 
 def _wconf(confidence: float | None) -> str:

@@ -18,7 +18,7 @@ from ...mm.media.policy import MediaPolicy, PdfFile, page_of
 from .answers import answer_blocks
 from .blocks import PageRecord
 from .confidence import with_token_confidences
-from .doubt import SPARE, invented, num_characters, refusal
+from .doubt import SPARE, num_characters, why_invented, why_refusal
 from .lines_reader import PACKAGES, LinesReader
 from .page_task import PageReader, PageTask
 from .stop import ReadingStopped, StopSignal
@@ -39,9 +39,9 @@ _ENGINE_OPTIONS = (
 
 
 _LOOPS = RepetitionDetectionParams(min_repeats=16, min_tokens=1024, repair=True)
-"""Loops that are removed. Empty cells and lines of forms may repeat often, too, but not so long."""
+"""Loops that are removed from answers. Empty cells and lines of forms also repeat, but for fewer tokens."""
 _ENDS = {"length": "it was cut off at the token limit", "repetition": "it repeats itself, and was ended"}
-"""Reasons for which an answer ended that say that its text is not the page's."""
+"""Finish reasons of answers whose text is doubted, and the doubt."""
 
 
 class NoReader:
@@ -86,7 +86,7 @@ class ModelReader:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=_LOOPS)
         self._engine, self._options = engine, OcrOptions(question, max_tokens, params, cache_salt=cache_salt)
         self._run = run or self._run_all
-        self._finder = find_lines_reader()  # its lines are drafts, and show where the model invents text
+        self._lines_reader = find_lines_reader()  # its lines are drafts, and show where the model invents text
         self._lease = None if adapter is None else engine.adapters.lease(adapter)  # kept: all pages use this content
         if self._lease is not None:
             self._lease.load()
@@ -109,7 +109,7 @@ class ModelReader:
             "chat_template": self._engine.tokenizer.chat_template,
             "question": self._options.question,
             "max_tokens": self._options.max_tokens,
-            **({} if self._finder is None else {"finder": self._finder.digest}),
+            **({} if self._lines_reader is None else {"finder": self._lines_reader.digest}),
             **{name: getattr(config, name) for name in _ENGINE_OPTIONS},
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=_plain).encode()).hexdigest()
@@ -130,20 +130,21 @@ class ModelReader:
         The lines are read on the CPU. A GPU is faster than this, so there the model reads alone.
         """
         has_layer = page.facts.num_chars and not why_broken(page.facts)
-        if self._finder is None or has_layer or self._engine.config.torch_device.type != "cpu":
+        if self._lines_reader is None or has_layer or self._engine.config.torch_device.type != "cpu":
             return None
-        return partial(self._finder.text, page, policy, stop)
+        return partial(self._lines_reader.text, page, policy, stop)
 
     def _checked(self, page: PageTask, record: PageRecord, policy: MediaPolicy, stop: StopSignal) -> PageRecord:
         """Return the record of a page, with a doubt if its text is probably invented, as on blank or noisy pages."""
-        if self._finder is None or record.doubt or page.facts.num_chars or num_characters(record.blocks) <= SPARE:
+        reader = self._lines_reader
+        if reader is None or record.doubt or page.facts.num_chars or num_characters(record.blocks) <= SPARE:
             return record
         try:
-            return replace(record, doubt=invented(record.blocks, self._finder.room(page, policy, stop)))
+            return replace(record, doubt=why_invented(record.blocks, reader.line_length(page, policy, stop)))
         except ReadingStopped:
             raise
-        except Exception:  # the reading itself is there
-            _log.exception("the lines of a page cannot be looked for")
+        except Exception:  # the page keeps its reading, without this check
+            _log.exception("the lines of a page could not be found")
             return record
 
     def _record(self, page: PageTask, result: Page) -> PageRecord:
@@ -155,9 +156,9 @@ class ModelReader:
             blocks = answer_blocks(result.text, marked, page.scale, self.name) if result.text else ()
         except Exception as error:
             return page.record(error=info_of(error))
-        cut = _ENDS.get(result.finish_reason or "")
+        ended = _ENDS.get(result.finish_reason or "")
         blocks, confidence = with_token_confidences(blocks, _tokens(result))
-        return page.record(blocks, doubt=result.doubt or cut or refusal(result.text), confidence=confidence)
+        return page.record(blocks, doubt=result.doubt or ended or why_refusal(result.text), confidence=confidence)
 
 
 def _tokens(result: Page) -> list[tuple[str, float]]:

@@ -44,7 +44,7 @@ _DIGIT = re.compile(r"\d")
 class CellText:
     """A line of text, or the part of one that stands in a cell.
 
-    `line`: index of the line. `first`: characters of the line before it, without spaces.
+    `line`: index of the line. `first`: number of characters of the line before this part, without spaces.
     """
 
     text: str

@@ -86,7 +86,7 @@ async def read_frames(
 def _rows_request(
     engine: Engine, item: object, request: SpeechRequest, cache_salt: str | None, params: SamplingParams
 ) -> RequestHandle:
-    """Return the request for the rows of an item, or of the open window of a stream, which is encoder input already."""
+    """Return the request for the rows of an item, or of the open window of a stream, which is processed already."""
     pooling = PoolingParams(pooling="tokens")
     if not isinstance(item, MultiModalFeature):
         prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}

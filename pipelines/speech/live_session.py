@@ -34,7 +34,7 @@ class LiveStream:
     """Runs one live stream in an event loop. Its passes run one after the other while samples arrive.
 
     Args:
-        adapter: of all requests. The stream keeps the content that the name has at the beginning.
+        adapter: of all requests. The stream keeps the content that the name has when the stream is made.
 
     Raises:
         ConfigError, InputError: see `LiveTranscriber`, and `NativeTranscriber` if the model transcribes streams natively.

@@ -11,7 +11,7 @@ from ...callers.errors import InputError, short_repr
 from ...mm.speech import PhonemeRule
 
 _LEAST = 40  # minimum phonemes of a part unless it is the last one; models speak very short texts badly
-_LONG, _SHORTEST = 60, 20  # phonemes of a first part that is cut, and of the shorter one of its halves at least
+_LONG, _SHORTEST = 60, 20  # phonemes: a first part with more than _LONG is split if both parts then have at least _SHORTEST
 _MARK = re.compile(r"""(?<![;:,.!?…])[;:,.!?…]++(?=[\s"”)\]]|$)|[—“”"()]""")  # linear in the length of a run of marks
 _PARTS = re.compile(r"""[^\s;:,.!?…—“”"()]+\s*|[;:,.!?…—“”"()]+\s*|^\s+""")  # words and marks
 _SENTENCE_ENDS, _CLAUSE_ENDS = ".!?…", ";:,—"
@@ -94,8 +94,8 @@ def divide(words: Sequence[PhonemeWord], limit: int) -> Iterator[tuple[PhonemeWo
         yield tuple(part)
 
 
-def cut_first(parts: Sequence[tuple[PhonemeWord, ...]]) -> list[tuple[PhonemeWord, ...]]:
-    """Return the parts, the first of which is cut at the end of its first clause if it is long, so that it is spoken sooner."""
+def split_first_part(parts: Sequence[tuple[PhonemeWord, ...]]) -> list[tuple[PhonemeWord, ...]]:
+    """Split a long first part at the end of its first clause, so that the first sound comes sooner. Return all parts."""
     first, *others = parts
     if _count(first) > _LONG:
         for index in range(1, len(first)):

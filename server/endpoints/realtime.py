@@ -107,7 +107,7 @@ async def _admit(websocket: WebSocket, services: Services) -> Server:
 
 @dataclass(frozen=True, eq=False)
 class _Adapter:
-    """The adapter of a session, whose content stays while the session names it."""
+    """The adapter that a session names. Its content stays the same while the session names it."""
 
     name: str
     lease: AdapterLease
@@ -479,7 +479,7 @@ _UNTOLD: Any = {"model": True, "format": {"model"}, "turn_detection": {"model"},
 
 
 async def _loaded(adapter: _Adapter | None) -> AdapterLease | None:
-    """Return the lease of an adapter, which is read first if it is not loaded. Errors: see `RequestAdapters.load`."""
+    """Load the adapter if it is not loaded, and return its lease. Errors: see `RequestAdapters.load`."""
     if adapter is None:
         return None
     await asyncio.to_thread(adapter.lease.load)

@@ -15,7 +15,7 @@ from sensorium.mm.media.page_facts import PageFacts, TextLine, page_facts
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import readers
 from sensorium.pipelines.documents.blocks import Block, NumberCheck, PageRecord
-from sensorium.pipelines.documents.doubt import SPARE, compare_numbers, doubt_of, invented, refusal
+from sensorium.pipelines.documents.doubt import SPARE, compare_numbers, doubt_of, why_invented, why_refusal
 from sensorium.pipelines.documents.lines_reader import LinesReader
 from sensorium.pipelines.documents.page_task import PageTask
 from sensorium.pipelines.documents.projections import page_fields
@@ -85,21 +85,21 @@ def test_records_of_readings_have_both() -> None:
 
 
 def test_readings_for_which_a_page_has_no_room_are_invented() -> None:
-    assert invented(read("a" * SPARE), 0.0) is None
-    assert invented(read("a" * (SPARE + 1)), 0.0) is not None
-    assert invented(read("a" * (SPARE + 100)), 10.0) is None
-    assert invented(read("a" * (SPARE + 101)), 10.0) is not None
+    assert why_invented(read("a" * SPARE), 0.0) is None
+    assert why_invented(read("a" * (SPARE + 1)), 0.0) is not None
+    assert why_invented(read("a" * (SPARE + 100)), 10.0) is None
+    assert why_invented(read("a" * (SPARE + 101)), 10.0) is not None
 
 
 class Finder:
-    """Stands for the reader of printed lines, which finds so much text."""
+    """Stands for the reader of printed lines, which finds lines of a total length."""
 
     digest = "finder 1"
 
-    def __init__(self, room: float | Exception) -> None:
-        self.result, self.pages = room, list[int]()
+    def __init__(self, line_length: float | Exception) -> None:
+        self.result, self.pages = line_length, list[int]()
 
-    def room(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> float:
+    def line_length(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> float:
         self.pages.append(page.number)
         if isinstance(self.result, Exception):
             raise self.result
@@ -107,7 +107,7 @@ class Finder:
 
 
 @pytest.mark.parametrize(
-    ("room", "page", "text", "is_doubted"),
+    ("line_length", "page", "text", "is_doubted"),
     [
         (0.0, facts("", marks=900), "an invented text " * 20, True),
         (90.0, facts("", marks=900), "an invented text " * 20, False),
@@ -115,11 +115,11 @@ class Finder:
     ],
 )
 def test_a_models_reading_is_compared_with_the_lines_of_its_page(
-    room: Any, page: PageFacts, text: str, is_doubted: bool, monkeypatch: pytest.MonkeyPatch
+    line_length: Any, page: PageFacts, text: str, is_doubted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finder = Finder(room)
+    finder = Finder(line_length)
     reader = ModelReader.__new__(ModelReader)
-    monkeypatch.setattr(reader, "_finder", finder, raising=False)
+    monkeypatch.setattr(reader, "_lines_reader", finder, raising=False)
     task = PageTask(b"", 7, page, "reading", "", 1.0)
     record = reader._checked(task, task.record(read(text)), MediaPolicy(), StopSignal())
     assert (record.doubt is not None, finder.pages) == (is_doubted, [7])
@@ -157,7 +157,7 @@ def test_nothing_is_invented_on_pages_without_text(name: str, monkeypatch: pytes
     (record,) = lines.read([task], MediaPolicy(), StopSignal())
     assert not record.text or record.doubt is not None
     reader = ModelReader.__new__(ModelReader)
-    monkeypatch.setattr(reader, "_finder", lines, raising=False)
+    monkeypatch.setattr(reader, "_lines_reader", lines, raising=False)
     written = task.record(read("The invoice of this month. " * 20))
     assert reader._checked(task, written, MediaPolicy(), StopSignal()).doubt is not None
 
@@ -170,17 +170,17 @@ def test_printed_pages_have_room_for_their_text() -> None:
         ImageDraw.Draw(image).text((40, 20 + 36 * row), text, font=font, fill="black")
     image.save(file, "png")
     task = PageTask(file.getvalue(), 1, PageFacts(900, 400, marks=300), "reading", "", 1.0)
-    assert invented(read(" ".join(texts)), LinesReader().room(task, MediaPolicy(), StopSignal())) is None
+    assert why_invented(read(" ".join(texts)), LinesReader().line_length(task, MediaPolicy(), StopSignal())) is None
 
 
-def test_the_digest_of_a_model_names_the_finder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_of_a_model_names_the_lines_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = set[str]()
     for finder in (None, Finder(0.0)):
         reader = ModelReader.__new__(ModelReader)
         config = SimpleNamespace(model="m", **dict.fromkeys(readers._ENGINE_OPTIONS))
         engine = SimpleNamespace(config=config, checkpoint_digests=["d"], tokenizer=SimpleNamespace(chat_template=""))
         options = SimpleNamespace(question="", max_tokens=1)
-        for key, value in {"_engine": engine, "_options": options, "_lease": None, "_finder": finder}.items():
+        for key, value in {"_engine": engine, "_options": options, "_lease": None, "_lines_reader": finder}.items():
             monkeypatch.setattr(reader, key, value, raising=False)
         digests.add(reader.digest)
     assert len(digests) == 2
@@ -204,7 +204,7 @@ def test_the_digest_of_a_model_names_the_finder(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_refusals(text: str, is_refusal: bool) -> None:
-    assert (refusal(text) is not None) is is_refusal
+    assert (why_refusal(text) is not None) is is_refusal
 
 
 @pytest.mark.parametrize(

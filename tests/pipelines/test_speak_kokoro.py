@@ -16,7 +16,7 @@ from sensorium.engine.voices import Voices
 from sensorium.engine.worker import model_runner
 from sensorium.mm.speech import PhonemeRule
 from sensorium.pipelines.speech.espeak import espeak
-from sensorium.pipelines.speech.phonemes import cut_first, divide, words_of_phonemes, words_of_text
+from sensorium.pipelines.speech.phonemes import divide, split_first_part, words_of_phonemes, words_of_text
 
 PHONEMES = "hɛlˈO wˈɜɹld, ðˈɪs ɪz ɐ tˈɛst."
 RULE = PhonemeRule(CONFIG["vocab"], 0, 510, 256, 24_000, 600)
@@ -122,7 +122,7 @@ def test_a_long_first_sentence_is_streamed_from_its_first_clause(llm):
     short = "though it was late, they all went out to the sea again and again."
     assert [part.text for part in llm.stream_speak(short, phonemizer=letters)] == [short]
     assert len(list(llm.stream_speak("one, two. ", phonemizer=letters))) == 1
-    halves = cut_first(list(divide(words_of_phonemes("a" * 30 + ", " + "b" * 30 + ".", RULE), 510)))
+    halves = split_first_part(list(divide(words_of_phonemes("a" * 30 + ", " + "b" * 30 + ".", RULE), 510)))
     assert ["".join(word.phonemes for word in half) for half in halves] == ["a" * 30 + ", ", "b" * 30 + "."]
 
 
