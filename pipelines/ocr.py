@@ -85,12 +85,12 @@ class OcrOptions:
 
 
 ReadDraft = Callable[[], str]
-"""Returns what the answer about an image will probably be. It runs in a thread of the input queue, and may fail."""
+"""Returns the probable answer about an image. It runs in a thread of the input queue. If it fails, there is no draft."""
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """An image that is asked about. `read_draft`: None for the text layer of a page that has one."""
+class _ImageTask:
+    """An image to be read. `read_draft`: None if the draft is the text layer of a page, or if there is none."""
 
     index: int
     item: NamedItem
@@ -106,7 +106,8 @@ def ocr_tasks(
         images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these. A
             PDF gives each of its pages; a folder or a pattern such as "scans/*.png" gives its images and the pages of its
             PDFs, by name. The pages of a local PDF, one after the other, read the file once.
-        read_drafts: of each image, none of which may have several pages then; () or None for the text layers of pages.
+        read_drafts: a function per image that returns its draft; no image may have several pages then. With () or None, the
+            text layer of a page is its draft.
 
     Raises:
         InputError: there is no image, or the question names another model's prompt. The task raises it if the checkpoint has
@@ -118,20 +119,22 @@ def ocr_tasks(
     shared = share_files(item.item for item in named)
     pages = (NamedItem(item.source, image) for item, image in zip(named, shared, strict=True))
     drafts = read_drafts or repeat(None, len(named))
-    asked = [_Asked(index, page, draft) for index, (page, draft) in enumerate(zip(pages, drafts, strict=True))]
-    return [partial(_read_page, engine, page, prompt, params, options) for page in asked]
+    image_tasks = [_ImageTask(index, page, draft) for index, (page, draft) in enumerate(zip(pages, drafts, strict=True))]
+    return [partial(_read_page, engine, image_task, prompt, params, options) for image_task in image_tasks]
 
 
-async def _read_page(engine: Engine, asked: _Asked, prompt: OcrPrompt, params: SamplingParams, options: OcrOptions) -> Page:
-    index, item = asked.index, asked.item
+async def _read_page(
+    engine: Engine, image_task: _ImageTask, prompt: OcrPrompt, params: SamplingParams, options: OcrOptions
+) -> Page:
+    index, item = image_task.index, image_task.item
     if issubclass(type(item.item), InputError):  # not isinstance: the class of a broken item may not be readable
         request = RequestHandle(RequestInput(partial(_raise, media_error(item.item, "image", index)), params))  # type: ignore[arg-type]
     else:
         messages = prompt.messages(media_part("image", item.item))
         chosen = request_options(options.chat_template, options.cache_salt)
         request = engine.request(messages, params, chat_template_kwargs=prompt.template_kwargs, **chosen)
-        page, draft = item.item.data if isinstance(item.item, Media) else item.item, asked.read_draft
-        if isinstance(page, PdfPage) and draft is None:  # what the page itself says is read in fewer steps
+        page, draft = item.item.data if isinstance(item.item, Media) else item.item, image_task.read_draft
+        if isinstance(page, PdfPage) and draft is None:  # a right draft saves steps
             draft = partial(text_layer, page, engine.config.media, tenant_of(options.cache_salt))
         if draft is not None and not engine.stats.no_drafts:
             request.input = replace(request.input, read_draft=draft)

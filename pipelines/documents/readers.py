@@ -125,9 +125,9 @@ class ModelReader:
         return [self._checked(page, record, policy, stop) for page, record in zip(pages, records, strict=True)]
 
     def _draft_of(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> ReadDraft | None:
-        """Return what reads the printed lines of a page as its draft, None where its text layer is the draft.
+        """Return a function that reads the printed lines of a page as its draft, None if its text layer is the draft.
 
-        The lines are read on the CPU. A GPU is faster than this, so there the model reads alone.
+        The lines are read on the CPU. A model on a GPU gets no such drafts, because it is faster than that.
         """
         has_layer = page.facts.num_chars and not why_broken(page.facts)
         if self._lines_reader is None or has_layer or self._engine.config.torch_device.type != "cpu":
