@@ -19,6 +19,7 @@ from ..native import call
 from . import PackedFilter, reference
 
 _POINTS, _TILE, _OUTPUTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5), 4, 8  # of cpu/convolution.cpp
+_MOST_TAPS = 64  # of cpu/convolution.cpp: the tiles of a block, and those that its last results need, fit into WIDTH
 
 
 @cache
@@ -37,7 +38,7 @@ def _values_of_taps() -> Tensor:
 def pack(weight: Tensor, dilation: int) -> PackedFilter:
     """Compute `convolution.pack`: `[outer / 8, points, chunks of four taps, inner, 8]`."""
     outer, inner, taps = weight.shape
-    if not _is_faster(taps, dilation):
+    if not _can_filter(taps, dilation):
         return reference.pack(weight, dilation)
     chunks = F.pad(weight.double(), (0, -taps % _TILE)).view(outer // _OUTPUTS, _OUTPUTS, inner, -1, _TILE)
     values = torch.einsum("pk,gocjk->gpjco", _values_of_taps(), chunks).float().contiguous()
@@ -47,11 +48,12 @@ def pack(weight: Tensor, dilation: int) -> PackedFilter:
 def packed_size(shape: torch.Size, dilation: int) -> int:
     """Return how many numbers a packed weight has."""
     outer, inner, taps = shape
-    return outer * inner * -(-taps // _TILE) * (len(_POINTS) + 1) if _is_faster(taps, dilation) else shape.numel()
+    return outer * inner * -(-taps // _TILE) * (len(_POINTS) + 1) if _can_filter(taps, dilation) else shape.numel()
 
 
-def _is_faster(taps: int, dilation: int) -> bool:
-    return taps > _TILE or (taps == _TILE - 1 and dilation == 1)
+def _can_filter(taps: int, dilation: int) -> bool:
+    """Return whether the kernel computes such a convolution, and faster than oneDNN."""
+    return _TILE < taps <= _MOST_TAPS or (taps == _TILE - 1 and dilation == 1)
 
 
 def convolve(x: Tensor, packed: PackedFilter, bias: Tensor | None, add: Tensor | None) -> Tensor:

@@ -74,6 +74,8 @@ def istftnet_spec(config: Mapping[str, Any]) -> IstftNetSpec:
         raise ConfigError(f"the lists {', '.join(names)} of istftnet in config.json must have entries, as many in each pair")
     if channels % 2 ** len(strides) or any((k - s) % 2 or k < s for k, s in zip(taps, strides, strict=True)) or bins % 2:
         raise ConfigError("sizes of istftnet in config.json do not fit together")
+    if not all(isinstance(kernel, int) and kernel > 0 and kernel % 2 for kernel in kernels):
+        raise ConfigError("resblock_kernel_sizes of istftnet in config.json must be odd")
     hop = positive_int(config, "gen_istft_hop_size")
     return IstftNetSpec(channels, strides, taps, list(zip(kernels, dilations, strict=True)), bins, hop)
 

@@ -28,7 +28,7 @@ def packed(weight, dilation, backend):
     ("inner", "outer", "taps", "dilation", "time"),
     [
         (5, 8, 3, 1, 1), (24, 16, 3, 1, 400), (24, 16, 3, 5, 61), (16, 24, 7, 3, 1000), (8, 8, 7, 9, 5), (32, 8, 11, 1, 193),
-        (8, 32, 11, 5, 777), (3, 8, 17, 2, 90),
+        (8, 32, 11, 5, 777), (3, 8, 17, 2, 90), (2, 8, 63, 1, 500),
     ],
 )  # fmt: skip
 def test_convolutions(inner, outer, taps, dilation, time, generator):
@@ -57,8 +57,8 @@ def test_convolutions(inner, outer, taps, dilation, time, generator):
 
 
 def test_weights_of_other_widths_stay_as_they_are(generator):
-    """Eight channels are computed at a time, and three taps that are dilated take longer than in torch."""
-    for shape, dilation in (((6, 4, 7), 1), ((8, 4, 3), 3)):
+    """Eight channels are computed at a time, three taps that are dilated take longer than in torch, and 65 do not fit."""
+    for shape, dilation in (((6, 4, 7), 1), ((8, 4, 3), 3), ((8, 4, 65), 1)):
         weight = torch.randn(shape, generator=generator)
         assert convolution.pack(weight, dilation).weight.equal(weight)
 

@@ -150,6 +150,8 @@ def test_broken_checkpoints_and_configs(tensors):
         model.check_weights({name: t for name, t in tensors.items() if name != "decoder.F0_conv.weight_g"})
     with pytest.raises(CheckpointError, match="unknown"):
         model.check_weights(tensors | {"decoder.other.weight": torch.zeros(1)})
-    for change in ({"hidden_dim": 511}, {"istftnet": {**CONFIG["istftnet"], "upsample_rates": [10]}}, {"plbert": None}):
+    even = {"resblock_kernel_sizes": [8] * len(CONFIG["istftnet"]["resblock_kernel_sizes"])}
+    waves = ({"istftnet": {**CONFIG["istftnet"], **wrong}} for wrong in ({"upsample_rates": [10]}, even))
+    for change in ({"hidden_dim": 511}, *waves, {"plbert": None}):
         with pytest.raises(ConfigError):
             Kokoro({**CONFIG, **change}, torch.float32, torch.device("meta"))
