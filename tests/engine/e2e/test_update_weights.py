@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from family import ask
@@ -119,6 +120,8 @@ def test_updates_that_do_not_fit_change_nothing(base: Path, changed: Path, tmp_p
         ({}, InputError, "weights"),
         ([5], InputError, "weights"),
         ({name: (rebuild_tensor, (torch.Tensor, None, None))}, InputError, "weights"),
+        ({name: (rebuild_tensor, (torch.Tensor, object(), (0, (2,), (1,), False)))}, InputError, "weights"),
+        ({name: (np.ones(3), ())}, InputError, "weights"),
         ({name: (torch.ones, (2,))}, InputError, "weights"),
         (5, InputError, "weights"),
         (tmp_path / "pickle.bin", CheckpointError, "pickle"),
