@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -106,12 +107,16 @@ def rank_groups(rank: int, tensor_size: int, pipeline_size: int) -> tuple[Ranks,
     return tuple(group for group in (outputs, layers) if group.size > 1)
 
 
-def make_process_groups(tensor_size: int, pipeline_size: int) -> None:
-    """Make the process groups of all ranks. Each process calls it after `init_process_group`."""
+def make_process_groups(tensor_size: int, pipeline_size: int, timeout: timedelta) -> None:
+    """Make the process groups of all ranks. Each process calls it after `init_process_group`.
+
+    Args:
+        timeout: the longest wait of one rank for another; torch does not take that of the default group.
+    """
     for rank in range(tensor_size * pipeline_size):
         for group in rank_groups(rank, tensor_size, pipeline_size):
             if group.members and group.members not in _groups:
-                _groups[group.members] = torch.distributed.new_group(list(group.members))
+                _groups[group.members] = torch.distributed.new_group(list(group.members), timeout)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams, register_logits_processor
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
 from sensorium.checkpoints.formats.fp8 import Fp8Format
-from sensorium.engine.core import rank_server
+from sensorium.engine.core import rank_executor, rank_server
 from sensorium.engine.core.rank_executor import RankExecutor
 from sensorium.engine.setup import loader
 from sensorium.engine.setup.doctor import plan_of
@@ -30,6 +31,7 @@ from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.types import LoadedAdapter
 from sensorium.kernels.bodies import bodies_in_use
 from sensorium.kernels.linear.grouped import GroupedWeight
+from sensorium.models.layers import ranks
 from sensorium.models.layers.linear import Linear, LmHead
 from sensorium.models.layers.ranks import Ranks, RankTraffic, Rows, building_for, rank_groups, rank_traffic
 from torch import Tensor, nn
@@ -191,12 +193,12 @@ def test_adapters_of_requests_have_the_bits_of_one_process(
         return [(output.prompt_logprobs, output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
 
     found = []
-    for ranks in (1, size):
-        with LLM(MODEL, **options, tensor_parallel_size=ranks) as llm:
+    for count in (1, size):
+        with LLM(MODEL, **options, tensor_parallel_size=count) as llm:
             plain = answers(llm, PROMPTS, PARAMS)
             infos = [llm.load_adapter(name, folder) for name, folder in folders.items()]
             found.append((plain, run(llm), [info.rank for info in infos]))
-            if ranks > 1:
+            if count > 1:
                 llm.sleep()
                 llm.wake_up()
                 assert run(llm) == found[0][1]
@@ -437,6 +439,21 @@ def test_the_ranks_of_stages_that_are_divided() -> None:
     ]
     weights = [part.weights for part in parts]
     assert weights[3] < min(weights[1:3]) < weights[0]
+
+
+def test_all_groups_of_ranks_wait_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups of stages and of their parts, which torch would let wait for half an hour."""
+    made = list[tuple[list[int], timedelta | None]]()
+    monkeypatch.setattr(ranks, "_groups", {})
+    monkeypatch.setattr(
+        torch.distributed, "new_group", lambda members, timeout=None: made.append((members, timeout)) or len(made)
+    )
+    limit = timedelta(seconds=rank_executor.GATHER_SECONDS)
+    ranks.meet(2, 2, limit)
+    assert made == [([0, 1], limit), ([0, 2], limit), ([1, 3], limit), ([2, 3], limit)]
+    made.clear()
+    ranks.meet(1, 2, limit)
+    assert made == []
 
 
 def test_a_plan_is_that_of_a_rank() -> None:
