@@ -31,7 +31,7 @@ from ..core_info import CoreInfo
 from ..errors import error_text
 from ..executor import LocalExecutor
 from ..types import GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
-from .channel import pack
+from .channel import Packed, discard, duplicate, pack
 from .child import Child, start_child
 
 GATHER_SECONDS = 300.0  # the longest wait of one rank for another within a layer
@@ -87,6 +87,11 @@ class Peers:
         """Send a message to all."""
         for rank in range(1, len(self.children) + 1):
             self.send_one(rank, verb, *arguments)
+
+    def send_packed(self, packed: Packed) -> None:
+        """Send a message that is packed already to all, which share the memory of its tensors."""
+        for child in self.children:
+            child.channel.send(*duplicate(packed))
 
     def receive(self) -> list[tuple[bool, Any]]:
         """Return the reply of each: True and the error's text, or False and the result."""
@@ -198,9 +203,22 @@ class RankExecutor:
         self._all("unload_adapter", identity)
 
     def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """See `Executor`. Rank 0 checks the weights before the others get them. Each rank takes its part when it reloads."""
-        self._local.stage_weights(weights)
-        self._send("stage_weights", weights)
+        """See `Executor`. Rank 0 checks the weights before the others get them. Each rank takes its part when it reloads.
+
+        The other ranks share one copy: each load reads it, and nobody changes it.
+
+        Raises:
+            InputError: there is too little memory for the copy. Then no rank has taken them.
+        """
+        try:
+            packed = pack(("stage_weights", (dict(weights),)))
+        except MemoryError as error:
+            raise InputError(f"there is too little memory for the other ranks: {error}", code="out_of_memory") from None
+        try:
+            self._local.stage_weights(weights)
+            self._or_fail(lambda: self._peers.send_packed(packed))
+        finally:
+            discard(packed)
         for rank, (failed, value) in enumerate(self._receive(), 1):
             if failed:
                 fail(self._peers, f"rank {rank}: {value}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,16 +26,16 @@ from sensorium import LLM, SamplingParams, register_logits_processor
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
 from sensorium.checkpoints.formats.fp8 import Fp8Format
 from sensorium.engine.core import rank_executor, rank_server
-from sensorium.engine.core.rank_executor import RankExecutor
+from sensorium.engine.core.channel import Channel, pack
+from sensorium.engine.core.rank_executor import Peers, RankExecutor
 from sensorium.engine.setup import loader
 from sensorium.engine.setup.doctor import plan_of
 from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.types import LoadedAdapter
 from sensorium.kernels.bodies import bodies_in_use
 from sensorium.kernels.linear.grouped import GroupedWeight
-from sensorium.models.layers import ranks
 from sensorium.models.layers.linear import Linear, LmHead
-from sensorium.models.layers.ranks import Ranks, RankTraffic, Rows, building_for, rank_groups, rank_traffic
+from sensorium.models.layers.ranks import Ranks, RankTraffic, Rows, building_for, make_process_groups, rank_groups, rank_traffic
 from torch import Tensor, nn
 from waiting import wait_until
 
@@ -193,12 +195,12 @@ def test_adapters_of_requests_have_the_bits_of_one_process(
         return [(output.prompt_logprobs, output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
 
     found = []
-    for count in (1, size):
-        with LLM(MODEL, **options, tensor_parallel_size=count) as llm:
+    for ranks in (1, size):
+        with LLM(MODEL, **options, tensor_parallel_size=ranks) as llm:
             plain = answers(llm, PROMPTS, PARAMS)
             infos = [llm.load_adapter(name, folder) for name, folder in folders.items()]
             found.append((plain, run(llm), [info.rank for info in infos]))
-            if count > 1:
+            if ranks > 1:
                 llm.sleep()
                 llm.wake_up()
                 assert run(llm) == found[0][1]
@@ -270,6 +272,30 @@ def test_an_adapter_that_one_rank_cannot_read_stays_on_none(tmp_path: Path) -> N
     with pytest.raises(InputError):
         executor.load_adapter(str(files[0]))
     assert [rank.adapters for rank in ranks] == [set()] * 3
+
+
+def test_new_weights_are_copied_once_for_all_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    staged, pipes = list[Mapping[str, Tensor]](), [multiprocessing.Pipe() for _ in range(2)]
+    ours, theirs = ([Channel(end) for end in ends] for ends in zip(*pipes, strict=True))
+    peers: Any = Peers.__new__(Peers)
+    peers.children = [SimpleNamespace(channel=channel) for channel in ours]
+    local: Any = SimpleNamespace(stage_weights=staged.append)
+    for channel in theirs:
+        channel.send(*pack((False, None), share=False))
+    executor, weights = RankExecutor(local, peers), {"w": torch.arange(4096.0)}
+    executor.stage_weights(weights)
+    (verb, (first,)), (_, (second,)) = (channel.receive() for channel in theirs)
+    assert verb == "stage_weights"
+    assert torch.equal(first["w"], weights["w"])
+    first["w"][0] = 5.0
+    assert second["w"][0] == 5.0
+    monkeypatch.setattr(rank_executor, "pack", Mock(side_effect=MemoryError))
+    with pytest.raises(InputError) as caught:
+        executor.stage_weights(weights)
+    assert caught.value.info.code == "out_of_memory"
+    assert len(staged) == 1
+    for channel in (*ours, *theirs):
+        channel.close()
 
 
 def test_a_rank_leaves_what_it_has_loaded_again_out_of_collections() -> None:
@@ -444,15 +470,15 @@ def test_the_ranks_of_stages_that_are_divided() -> None:
 def test_all_groups_of_ranks_wait_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """The groups of stages and of their parts, which torch would let wait for half an hour."""
     made = list[tuple[list[int], timedelta | None]]()
-    monkeypatch.setattr(ranks, "_groups", {})
+    monkeypatch.setattr("sensorium.models.layers.ranks._groups", {})
     monkeypatch.setattr(
         torch.distributed, "new_group", lambda members, timeout=None: made.append((members, timeout)) or len(made)
     )
     limit = timedelta(seconds=rank_executor.GATHER_SECONDS)
-    ranks.meet(2, 2, limit)
+    make_process_groups(2, 2, limit)
     assert made == [([0, 1], limit), ([0, 2], limit), ([1, 3], limit), ([2, 3], limit)]
     made.clear()
-    ranks.meet(1, 2, limit)
+    make_process_groups(1, 2, limit)
     assert made == []
 
 
