@@ -228,16 +228,18 @@ def _print_plan(args: argparse.Namespace, items: Sequence[NamedItem], options: R
         ways[page.way] += 1
         print_line(f"{printable(page.source)}: {page.way}: {page.reason}")
     print_line(", ".join(f"{number:,} {way}" for way, number in ways.most_common()) or "no pages")
-    _print_seconds(ways, name)
+    _print_seconds(ways, name, reader.recognizer is not None and options.text_layer == "auto")
     return exit_code(errors)
 
 
-def _print_seconds(ways: Counter[Way], reader: str) -> None:
+def _print_seconds(ways: Counter[Way], reader: str, are_layers_checked: bool) -> None:
     """Print how long reading will take, from the costs of earlier runs."""
     from ..pipelines.documents.costs import INSPECTED, kept_costs, seconds_of
 
     costs = kept_costs()
-    seconds, unknown = seconds_of(ways, reader, costs)
+    seconds, unknown = seconds_of(ways, reader, costs, are_layers_checked)
+    if are_layers_checked and ways["text_layer"]:
+        print_line("text_layer: some lines are read as well; a page where most of them differ is read in full")
     if INSPECTED in costs and ways:
         left_out = f" without {' and '.join(unknown)}" if unknown else ""
         print_line(f"about {duration(seconds)}{left_out}, by earlier runs on this machine")

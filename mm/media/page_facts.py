@@ -87,6 +87,8 @@ class PageFacts:
         parts: blocks of a chapter of a book, of an HTML file or of a text file, which has no size and no lines; None for other
             files.
         guessed_encoding: the encoding of a text file is a guess.
+        num_sampled: lines of the text layer that were compared with a reading of their pictures; `page_facts` compares none.
+        num_differing: how many of them differ.
     """
 
     width: float
@@ -103,6 +105,8 @@ class PageFacts:
     rules: tuple[Rule, ...] = ()
     parts: tuple[TextPart, ...] | None = None
     guessed_encoding: bool = False
+    num_sampled: int = 0
+    num_differing: int = 0
 
 
 class PageChar(NamedTuple):

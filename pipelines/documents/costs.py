@@ -18,7 +18,7 @@ from .blocks import Way
 _MOST_PAGES = 256  # that a cost is the mean of: later runs outweigh earlier ones
 _LARGEST = 1 << 20  # bytes of the file
 INSPECTED = "inspected"
-"""Name of the cost of looking at a page, which is all that blank pages and text layers take."""
+"""Name of the cost of looking at a page, which is all that blank pages take, and text layers that are not checked."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,20 @@ def cost_of(way: Way, reader: str) -> str:
     return f"{way} {reader}"
 
 
-def seconds_of(ways: Mapping[Way, int], reader: str, costs: Mapping[str, Cost]) -> tuple[float, list[Way]]:
-    """Return the seconds that pages will take, and the ways whose costs are not known, which are left out."""
+def seconds_of(
+    ways: Mapping[Way, int], reader: str, costs: Mapping[str, Cost], are_layers_checked: bool = False
+) -> tuple[float, list[Way]]:
+    """Return the seconds that pages will take, and the ways whose costs are not known, which are left out.
+
+    Args:
+        are_layers_checked: sampled lines of text layers are read.
+    """
+    read: tuple[Way, ...] = ("draft", "reading", *(("text_layer",) if are_layers_checked else ()))
     seconds, unknown = 0.0, list[Way]()
     looked = costs.get(INSPECTED)
     for way, pages in ways.items():
         seconds += looked.per_page * pages if looked is not None else 0.0
-        if way in ("draft", "reading"):
+        if way in read and pages:
             cost = costs.get(cost_of(way, reader))
             if cost is None:
                 unknown.append(way)

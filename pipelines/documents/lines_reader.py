@@ -21,6 +21,7 @@ from ...mm.media.picture_rules import picture_rules
 from ...mm.media.policy import MediaPolicy
 from .blocks import PageRecord
 from .confidence import CharScores, confidence_of
+from .line_recognizer import LineRecognizer, Picture
 from .page_blocks import page_blocks
 from .page_frame import LINE_HEIGHT, PageFrame, Point, Quad, frame_of, inner_box
 from .page_task import PageTask
@@ -28,7 +29,6 @@ from .stop import StopSignal
 from .text_blocks import reading_order
 from .ways import ReaderKind
 
-_Picture = NDArray[np.uint8]
 PACKAGES = ("rapidocr", "onnxruntime")
 _MIN_CONFIDENCE = 0.5  # a page with a lower confidence is doubted
 _TALL = 1.5  # ratio of height to width; RapidOCR turns taller lines by a quarter before it reads them
@@ -85,12 +85,28 @@ class LinesReader:
             stage.session = partial(self._run_stage, stage.session)
         return engine
 
+    @property
+    def recognizer(self) -> LineRecognizer:
+        return self
+
+    @cached_property
+    def alphabet(self) -> frozenset[str]:
+        return frozenset(self._engine.text_rec.postprocess_op.character)
+
+    def recognize(self, pictures: Sequence[Picture], stop: StopSignal) -> list[tuple[str, float]]:
+        if not pictures:
+            return []
+        with self._lock:
+            self._stop = stop
+            result = self._engine.recognize_txt([picture[..., ::-1] for picture in pictures])  # BGR, as OpenCV
+        return [(str(text), float(score)) for text, score in zip(result.txts, result.scores, strict=True)]
+
     def _run_stage(self, session: Callable[[object], object], batch: object) -> object:
         """Run one of a page's many batches, unless the reading was stopped."""
         self._stop.check()
         return session(batch)
 
-    def _cropped(self, crop: Callable[..., list[_Picture]], pixels: _Picture, boxes: NDArray[np.float32]) -> list[_Picture]:
+    def _cropped(self, crop: Callable[..., list[Picture]], pixels: Picture, boxes: NDArray[np.float32]) -> list[Picture]:
         """Return the pictures of a page's lines. RapidOCR turns tall ones; short lines of such a page have to follow."""
         pictures = crop(pixels, boxes)
         shapes = [_shape(box) for box in boxes]
@@ -102,7 +118,7 @@ class LinesReader:
         pairs = zip(pictures, shapes, strict=True)
         return [np.rot90(picture) if 1 / _TALL < shape < _TALL else picture for picture, shape in pairs]
 
-    def _turned(self, engine: Any, pictures: list[_Picture]) -> tuple[list[_Picture], Any]:
+    def _turned(self, engine: Any, pictures: list[Picture]) -> tuple[list[Picture], Any]:
         """Turn the pictures of a page's lines if most of them are upside down, in place of RapidOCR's `cls_and_rotate`.
 
         It turns each line by itself, and is often wrong about long ones, because the classifier sees them squeezed.
@@ -148,7 +164,7 @@ class LinesReader:
         shapes = () if boxes is None else map(_shape, boxes)
         return sum(max(shape, 1 / max(shape, 1e-6)) for shape in shapes)
 
-    def lines(self, pixels: _Picture, stop: StopSignal) -> list[ReadLine]:
+    def lines(self, pixels: Picture, stop: StopSignal) -> list[ReadLine]:
         """Return the lines of a picture `[height, width, 3]` in any order."""
         with self._lock:
             self._stop = stop
@@ -236,7 +252,7 @@ def line_parts(line: ReadLine, frame: PageFrame, verticals: Verticals) -> Iterat
     yield from cut_line(chars, verticals)
 
 
-def frame_rules(pixels: _Picture, boxes: Sequence[Box], frame: PageFrame) -> tuple[Rule, ...]:
+def frame_rules(pixels: Picture, boxes: Sequence[Box], frame: PageFrame) -> tuple[Rule, ...]:
     """Return the lines that a picture shows, in units of the frame. `boxes`: of its text."""
     import cv2
 

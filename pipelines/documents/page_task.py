@@ -11,6 +11,7 @@ from ...mm.media.page_facts import PageFacts
 from ...mm.media.policy import MediaPolicy
 from .blocks import Block, PageRecord, Way
 from .doubt import compare_numbers, doubt_of
+from .line_recognizer import LineRecognizer
 from .stop import StopSignal
 from .ways import ReaderKind
 
@@ -61,6 +62,7 @@ class PageReader(Protocol):
             ReadingStopped soon after its signal.
         digest: of everything on which its results depend.
         name: of the model or reader.
+        recognizer: reads single lines, to compare text layers with them; None if nothing that is installed does.
     """
 
     @property
@@ -69,4 +71,6 @@ class PageReader(Protocol):
     def digest(self) -> str: ...
     @property
     def name(self) -> str: ...
+    @property
+    def recognizer(self) -> LineRecognizer | None: ...
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]: ...

@@ -20,6 +20,7 @@ from .blocks import Document, PageRecord, Way
 from .costs import INSPECTED, CostClock, cost_of, keep_costs
 from .fold import folded
 from .inputs import OpenedDocument, facts_of, open_document, patiently, scale_of
+from .layer_check import checked_facts
 from .manifest import Manifest
 from .options import LINE_CHARACTERS, ReadOptions
 from .page_blocks import page_blocks, part_blocks
@@ -33,6 +34,8 @@ CHUNK = 16
 """Pages that are leased and inspected together, and that a model reads in one batch."""
 TRANSIENT = ("busy", "out_of_memory", "interrupted", "engine_asleep", "engine_closed", "engine_dead", "internal", "overloaded")
 """Codes of errors that another run may not meet: it reads such pages again."""
+Inspected = list[tuple[int, PageFacts | ErrorInfo]]
+"""Numbers of pages with what they hold, or why they cannot be opened."""
 _POLL = 0.25  # seconds between two looks at pages that other processes read
 
 
@@ -139,6 +142,7 @@ class DocumentReader:
         with self._clock.measuring(INSPECTED, len(numbers)):
             tenant = tenant_of(self.options.cache_salt)
             inspected = self.stop.run(lambda: list(facts_of(document, numbers, self.policy, tenant)))
+        inspected = self._checked(document, inspected)
         for number, facts in inspected:
             self.stop.check()
             if isinstance(facts, ErrorInfo):
@@ -164,6 +168,28 @@ class DocumentReader:
             else:
                 self._finish(document, self._results([task]))
         return waiting
+
+    def _checked(self, document: OpenedDocument, inspected: Inspected) -> Inspected:
+        """Return pages whose text layers would be used with a comparison of these with a reading of sampled lines."""
+        recognizer, name = self.reader.recognizer, cost_of("text_layer", self.reader.name)
+        pages = [
+            (number, facts) for number, facts in inspected if not isinstance(facts, ErrorInfo) and self._is_to_check(facts)
+        ]
+        if recognizer is None or not pages:
+            return inspected
+        try:
+            with self._clock.measuring(name, len(pages)):
+                tenant = tenant_of(self.options.cache_salt)
+                checked = checked_facts(document.data, pages, recognizer, self.policy, self.stop, tenant)
+        except ReadingStopped:
+            raise
+        except Exception as error:  # such as a busy machine
+            return list({**dict(inspected), **dict.fromkeys(dict(pages), info_of(error))}.items())
+        return list({**dict(inspected), **dict(zip(dict(pages), checked, strict=True))}.items())
+
+    def _is_to_check(self, facts: PageFacts) -> bool:
+        is_layer = bool(facts.lines) and self.options.text_layer == "auto"
+        return is_layer and choose_way(facts, self.reader.kind, "auto")[0] == "text_layer"
 
     def _over_limit(self, document: OpenedDocument, facts: PageFacts | None = None) -> ErrorInfo | None:
         """Return the error of a document's further pages, or of a page whose text layer is too much; else count it."""

@@ -19,6 +19,7 @@ from .answers import answer_blocks
 from .blocks import PageRecord
 from .confidence import with_token_confidences
 from .doubt import SPARE, num_characters, why_invented, why_refusal
+from .line_recognizer import LineRecognizer
 from .lines_reader import PACKAGES, LinesReader
 from .page_task import PageReader, PageTask
 from .stop import ReadingStopped, StopSignal
@@ -49,6 +50,7 @@ class NoReader:
 
     kind: ReaderKind = "none"
     digest = name = "none"
+    recognizer = None
 
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
         return [page.record(error=ErrorInfo("unsupported", f"{page.reason}; {INSTALL}")) for page in pages]
@@ -90,6 +92,10 @@ class ModelReader:
         self._lease = None if adapter is None else engine.adapters.lease(adapter)  # kept: all pages use this content
         if self._lease is not None:
             self._lease.load()
+
+    @property
+    def recognizer(self) -> LineRecognizer | None:
+        return self._lines_reader
 
     @property
     def name(self) -> str:

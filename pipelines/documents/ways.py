@@ -9,12 +9,13 @@ from .blocks import Way
 
 TextLayer = Literal["auto", "always", "never"]
 ReaderKind = Literal["none", "lines", "model"]
-RULES = 11
+RULES = 12
 """Version of the rules: records of pages that other rules chose are not used again."""
 INSTALL = "pip install 'sensorium[documents]' for the reader of printed pages, or give a model"
 _MAX_UNPRINTABLE = 0.01  # share of the characters
 _MAX_PRIVATE = 0.005
 _MAX_OUTSIDE = 0.1
+_MAX_DIFFERING = 0.5  # share of the sampled lines; the other rules are about characters
 _FEW_CHARS = 32  # with fewer, a picture of `_SCAN` of the page is taken for a scan with a stamped number
 _SCAN = 0.3
 _MARKS_PER_CHAR = 0.5  # marks outside of the text lines, for each character in them
@@ -31,7 +32,9 @@ def choose_way(facts: PageFacts, reader: ReaderKind, text_layer: TextLayer) -> t
     if text_layer == "always" and facts.num_chars:
         return "text_layer", "text layers are always used"
     if not doubt:
-        return "text_layer", f"its text layer of {facts.num_chars:,} characters can be trusted"
+        agreed = facts.num_sampled - facts.num_differing
+        sampled = f", and {agreed} of {facts.num_sampled} sampled lines read the same" if facts.num_sampled else ""
+        return "text_layer", f"its text layer of {facts.num_chars:,} characters can be trusted{sampled}"
     if reader == "none" and facts.invisible and text_layer != "never" and not why_broken(facts):
         return "text_layer", "an earlier recognition wrote its text layer, and nothing else can read the page"
     if reader == "none":
@@ -56,7 +59,7 @@ def why_not_trusted(facts: PageFacts) -> str:
 
 
 def why_broken(facts: PageFacts) -> str:
-    """Return what is wrong with the characters of a text layer, or ""."""
+    """Return what is wrong with the characters of a text layer, or with its lines, or ""."""
     shares = (
         (facts.num_unprintable, _MAX_UNPRINTABLE, "have no meaning in their font"),
         (facts.num_private, _MAX_PRIVATE, "are private-use or replacement characters"),
@@ -65,4 +68,6 @@ def why_broken(facts: PageFacts) -> str:
     for number, most, fault in shares:
         if number > most * facts.num_chars:
             return f"{number:,} of the {facts.num_chars:,} characters of its text layer {fault}"
+    if facts.num_differing > _MAX_DIFFERING * facts.num_sampled:
+        return f"{facts.num_differing} of {facts.num_sampled} sampled lines of its text layer read differently"
     return ""

@@ -98,18 +98,35 @@ def _rc4(key: bytes, data: bytes) -> bytes:
     return bytes(out)
 
 
-def text_pdf(pages: Sequence[Sequence[str]], size: tuple[int, int] = (400, 300), page: str = "", text_mode: int = 0) -> bytes:
+def text_pdf(
+    pages: Sequence[Sequence[str]],
+    size: tuple[int, int] = (400, 300),
+    page: str = "",
+    text_mode: int = 0,
+    shift: int = 0,
+    picture: tuple[int, int, bytes] | None = None,
+) -> bytes:
     """Return a PDF whose pages have these lines in Helvetica, 20 points apart; "# " begins one in twice the size.
 
     Args:
         page: further entries of each page. text_mode: 3 draws invisibly.
+        shift: the text layer has characters with codes that are higher by this.
+        picture: width, height and grey pixels of a picture that covers each page, so that nothing of its lines is seen.
     """
     kids = " ".join(f"{10 + 2 * number} 0 R" for number in range(len(pages)))
     objects = {
         1: "<</Type/Catalog/Pages 2 0 R>>",
         2: f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>",
-        5: "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+        5: f"<</Type/Font/Subtype/Type1/BaseFont/Helvetica{'/ToUnicode 6 0 R' if shift else ''}>>",
     }
+    if shift:
+        ranges = f"1 beginbfrange<21><7d><{0x21 + shift:04x}>endbfrange"
+        objects[6] = stream("", f"begincmap 1 begincodespacerange<00><ff>endcodespacerange {ranges} endcmap")
+    cover = ""
+    if picture is not None:
+        width, height, pixels = picture
+        entries = f"/Type/XObject/Subtype/Image/Width {width}/Height {height}/ColorSpace/DeviceGray/BitsPerComponent 8"
+        objects[7], cover = stream(entries, pixels.decode("latin-1")), f"q {size[0]} 0 0 {size[1]} 0 0 cm /P Do Q\n"
     for number, lines in enumerate(pages):
         shown = ""
         for row, line in enumerate(lines):
@@ -117,7 +134,7 @@ def text_pdf(pages: Sequence[Sequence[str]], size: tuple[int, int] = (400, 300),
             shown += f"BT {text_mode} Tr /F1 {height} Tf 30 {size[1] - 40 - 20 * row} Td ({text}) Tj ET\n"
         objects[10 + 2 * number] = (
             f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 {size[0]} {size[1]}]/Contents {11 + 2 * number} 0 R"
-            f"/Resources<</Font<</F1 5 0 R>>>>{page}>>"
+            f"/Resources<</Font<</F1 5 0 R>>{'/XObject<</P 7 0 R>>' if cover else ''}>>{page}>>"
         )
-        objects[11 + 2 * number] = stream("", shown)
+        objects[11 + 2 * number] = stream("", shown + cover)
     return pdf_of(objects)

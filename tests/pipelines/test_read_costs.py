@@ -84,6 +84,9 @@ def test_the_seconds_of_a_plan() -> None:
     assert seconds_of({"reading": 2, "unread": 1}, "r", known) == (pytest.approx(10.3), [])
     assert seconds_of({"reading": 2, "draft": 1}, "m", known) == (pytest.approx(3.3), ["reading"])
     assert seconds_of({"reading": 2}, "m", {}) == (0.0, ["reading"])
+    checked = known | {"text_layer r": Cost(0.2, 2)}
+    assert seconds_of({"blank": 5, "text_layer": 5}, "r", checked, True) == (pytest.approx(1.5), [])
+    assert seconds_of({"text_layer": 5}, "r", known, True) == (pytest.approx(0.5), ["text_layer"])
 
 
 @pytest.mark.parametrize(
