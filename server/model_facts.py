@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def make_facts(
         "segment_times": segments != "none",
         "word_times": words,
         "realtime": speech is not None,
+        "documents": chats and find_spec("pypdfium2") is not None,
         "architecture": files.architecture,
         "patch_size": (files.config.get("vision_config") or {}).get("patch_size"),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,8 +13,10 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from ...callers.errors import ErrorInfo, InputError
 from ...pipelines.documents.api import PageDone
 from ...pipelines.documents.blocks import Document
+from ...pipelines.documents.pictures import page_picture
 from ...pipelines.documents.projections import Projected, page_fields, project
 from ...pipelines.option_types import ReadKeywords
 from ..events import to_event
@@ -28,9 +31,20 @@ _TYPES = {"md": "text/markdown", "txt": "text/plain"}
 
 async def documents(request: Request) -> Response:
     """Read a document; pages without a good text layer are read by the model."""
-    async with read_form(request, DocumentForm) as (form, file):
+    async with read_form(request, DocumentForm, ("include",)) as (form, file):
         data, name = await file.read(), file.filename or ""
+    _check(form)
     return await with_model(request, form.model, form.stream, partial(_read, request, form, data, name))
+
+
+def _check(form: DocumentForm) -> None:
+    """Raise InputError if fields of a form do not fit each other."""
+    if form.page_image_size is not None and not form.stream:
+        reason = f"<<param=>>{form.page_image_size} needs stream=true: each event has the picture of one page"
+        raise InputError(reason, code="invalid_value", param="page_image_size", value=form.page_image_size)
+    if form.include and form.response_format != "json":
+        reason = f"<<param=>>{','.join(form.include)} needs response_format=json, which has room for several formats"
+        raise InputError(reason, code="invalid_value", param="include")
 
 
 async def _read(request: Request, form: DocumentForm, data: bytes, name: str) -> Response:
@@ -80,9 +94,14 @@ def _fields(server: Server, form: DocumentForm, document: Document, name: str) -
         "filename": name,
     }
     head |= {"page_count": len(document.pages), "failed_pages": [page.number for page in document.failed]}
-    if form.response_format == "json":
-        return {**head, "pages": [page_fields(page) for page in document.pages]}
-    return {**head, "content": "".join(project(Projected(name, None, document.pages), form.response_format))}
+    if form.response_format != "json":
+        return {**head, "content": _content(document, name, form.response_format)}
+    contents = {output_format: _content(document, name, output_format) for output_format in form.include}
+    return {**head, "pages": [page_fields(page) for page in document.pages], **({"contents": contents} if contents else {})}
+
+
+def _content(document: Document, name: str, output_format: str) -> str:
+    return "".join(project(Projected(name, None, document.pages), output_format))
 
 
 async def _events(
@@ -99,14 +118,34 @@ async def _events(
     try:
         while (page := await pages.get()) is not None:
             num_done += 1
-            error = None if page.error is None else {"code": page.error.code, "message": page.error.message}
+            error = _error(page.error)
             counts = {"pages_done": num_done, "page_count": page.num_pages}
-            yield {"type": "document.page.done", "page": page.page, **counts, "way": page.way, "error": error}
+            fields: dict[str, Any] = {
+                "type": "document.page.done",
+                "page": page.page,
+                **counts,
+                "way": page.way,
+                "error": error,
+            }
+            if form.page_image_size is not None:
+                fields |= await asyncio.to_thread(_image, server, data, page.page, form.page_image_size, options["cache_salt"])
+            yield fields
         (document,) = await work
         yield await asyncio.to_thread(_last_event, server, form, document, name)
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+
+
+def _image(server: Server, data: bytes, page: int, size: int, salt: str | None) -> dict[str, Any]:
+    """Return the picture of a page as a data URL, or why it has none."""
+    picture = page_picture(data, page, size, server.engine.config.media, salt)
+    url = None if picture.jpeg is None else f"data:image/jpeg;base64,{base64.b64encode(picture.jpeg).decode()}"
+    return {"image": url, "image_error": _error(picture.error)}
+
+
+def _error(error: ErrorInfo | None) -> dict[str, Any] | None:
+    return None if error is None else {"code": error.code, "message": error.message}
 
 
 def _last_event(server: Server, form: DocumentForm, document: Document, name: str) -> str:

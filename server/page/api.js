@@ -44,14 +44,16 @@ export const sendJson = async (path, body, signal) => (await send(path, body, si
 export async function* events(response) {
   let text = "";
   for await (const block of chunks(response.body.pipeThrough(new TextDecoderStream()))) {
-    const parts = (text + block).split("\n\n");
+    text += block;
+    if (!block.includes("\n")) continue; // the middle of a long event
+    const parts = text.split("\n\n");
     text = parts.pop();
     for (const part of parts) {
-      const data = part.replace(/^data: /, "");
-      if (data.startsWith(":")) continue; // a comment, which the server sends while the request waits
+      if (part.startsWith(":")) continue; // a comment, which the server sends while the request waits
+      const data = part.replace(/^(event: .*\n)?data: /, "");
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
-      if (event.error) throw toError(event.error);
+      if (event.error && !event.type) throw toError(event.error); // else it is the error of one page
       yield event;
     }
   }

@@ -158,7 +158,7 @@ function legend(timings) {
   return element("details", { className: "legend quiet" }, element("summary", { textContent: "What the times mean" }), element("ul", {}, ...rows));
 }
 
-async function copy(text) {
+export async function copy(text) {
   if (navigator.clipboard) await navigator.clipboard.writeText(text);
   else {
     // pages over plain HTTP have no clipboard

@@ -12,7 +12,8 @@ export function modality(file) {
 /** Return why the model cannot take a file, or null. A PDF consists of images. */
 export function refusal(file, capabilities) {
   const kind = modality(file);
-  if (kind === null) return `${file.name} is not an image, video, audio file or PDF.`;
+  const others = capabilities.documents ? "document" : "PDF";
+  if (kind === null) return `${file.name} is not an image, video, audio file or ${others}.`;
   const known = [...capabilities.modalities, ...(capabilities.tasks.includes("transcribe") ? ["audio"] : [])];
   if (known.includes(kind === "pdf" ? "image" : kind)) return null;
   return `${file.name}: this model takes ${known.join(" and ") || "text only"}, not ${kind}.`;
@@ -29,7 +30,7 @@ export async function messagePart(file) {
 /** Return an element that shows a file. */
 export function preview(file) {
   const kind = modality(file);
-  if (kind === "pdf") return element("span", { className: "pdf", textContent: file.name });
+  if (kind === "pdf" || file.type === "image/tiff") return element("span", { className: "pdf", textContent: file.name });
   const url = URL.createObjectURL(file);
   if (kind === "image") return element("img", { src: url, alt: file.name });
   if (kind === "audio") return player(url, file.name);
@@ -45,6 +46,18 @@ export function release(parent) {
     shown.removeAttribute("src"); // a player that still loads the file would report that it is gone
     shown.load?.();
     URL.revokeObjectURL(url);
+  }
+}
+
+/** Call a function with the files that a person pastes, or drops anywhere on the page. */
+export function listenForFiles(add) {
+  document.addEventListener("paste", (event) => event.clipboardData.files.length && add(event.clipboardData.files));
+  for (const [name, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
+    document.addEventListener(name, (event) => {
+      event.preventDefault();
+      document.body.classList.toggle("dropping", over);
+      if (name === "drop") add(event.dataTransfer.files);
+    });
   }
 }
 

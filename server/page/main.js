@@ -1,18 +1,21 @@
 // The page: what a person does, and which request follows.
 import { getKey, sendJson, setKey } from "./api.js";
 import { byId, element, iconButton, say } from "./dom.js";
+import { DocumentView } from "./document_view.js";
+import { isDocument } from "./documents.js";
 import { EntryView } from "./entry.js";
-import { modality, preview, release, refusal } from "./files.js";
+import { listenForFiles, modality, preview, release, refusal } from "./files.js";
 import * as history from "./history.js";
 import { hasMicrophone, level, RATE, record } from "./microphone.js";
 import { minutes } from "./player.js";
 import { LiveSession } from "./realtime.js";
 import { sampleFiles, samplesOf } from "./samples.js";
 import { facts, startSettings } from "./settings.js";
-import { missing, offered, TASKS } from "./tasks.js";
+import { canRun, missing, offered, TASKS } from "./tasks.js";
 import { startTheme } from "./theme.js";
 
 const page = { cards: [], card: null, files: [], conversation: null, views: new Map(), editing: null, work: null, recording: null };
+const STOPPED = "Stopped.";
 
 async function loadModels() {
   try {
@@ -51,6 +54,7 @@ function showStart() {
   byId("takes").textContent = `${page.card.id} takes ${takes.join(", ").replace(/, ([^,]*)$/, " and $1")}.`;
   byId("facts").replaceChildren(...facts(page.card));
   byId("samples").replaceChildren(...samplesOf(page.card).map((sample) => element("li", {}, iconButton("play", sample.title, () => trySample(sample)))));
+  byId("documents").hidden = !page.card.capabilities.documents;
   byId("hint").hidden = page.conversation !== null;
 }
 
@@ -90,10 +94,13 @@ function chooseTask() {
   byId("text").placeholder = placeholder;
 }
 
-function addFiles(files) {
+/** Put files into the form, and read documents where the model can. */
+async function addFiles(files) {
   if (!page.card) return;
+  const documents = [...files].filter((file) => page.card.capabilities.documents && isDocument(file));
+  if (documents.length && (page.work || page.recording)) return (byId("problem").textContent = "Wait for the answer, or stop it, before you add a document.");
   const problems = [];
-  for (const file of files) {
+  for (const file of [...files].filter((file) => !documents.includes(file))) {
     const reason = refusal(file, page.card.capabilities);
     if (reason) problems.push(reason);
     else page.files.push(file);
@@ -102,6 +109,11 @@ function addFiles(files) {
   showFiles();
   say(`${page.files.length} files added`);
   byId("text").focus();
+  for (const file of documents) {
+    const entry = newEntry("document", "", [file]);
+    await runEntry(entry, (options) => TASKS.document.run(entry, options));
+    if (entry.error === STOPPED) break;
+  }
 }
 
 function showFiles() {
@@ -149,7 +161,7 @@ function cutAt(entry) {
 
 async function retry(entry) {
   if (page.work || page.recording) return;
-  if (!offered(page.card.capabilities).includes(entry.task)) return (byId("problem").textContent = `${page.card.id} does not offer ${TASKS[entry.task].name}.`);
+  if (!canRun(entry.task, page.card.capabilities)) return (byId("problem").textContent = `${page.card.id} does not offer ${TASKS[entry.task].name}.`);
   const again = newEntry(entry.task, entry.text, entry.files);
   edit(null);
   cutAt(entry);
@@ -162,6 +174,14 @@ function edit(entry) {
   page.editing = entry;
   byId("editing").hidden = entry === null;
   if (entry) fill(entry);
+}
+
+/** Put the file of a document into the form, for a question about its pages. */
+function askAbout({ files }) {
+  if (page.work || page.recording) return;
+  const reason = canRun("ask", page.card.capabilities) ? refusal(files[0], page.card.capabilities) : `${page.card.id} does not offer Ask.`;
+  if (reason) return (byId("problem").textContent = reason);
+  fill({ task: "ask", text: byId("text").value, files: [...page.files, ...files] });
 }
 
 /** Start or end a recording. It is transcribed live where the server can; otherwise it becomes a file of the request. */
@@ -263,7 +283,7 @@ async function runEntry(entry, work) {
     await work({ card: entry.card, before, signal: controller.signal, view, update: () => (redraw ||= requestAnimationFrame(draw)) });
     say("Done");
   } catch (error) {
-    entry.error = controller.signal.aborted ? "Stopped." : reason(error, [...before, entry]);
+    entry.error = controller.signal.aborted ? STOPPED : reason(error, [...before, entry]);
     say(entry.error);
     if (error.status === 401) askKey();
   } finally {
@@ -284,7 +304,7 @@ function reason({ message, item }, entries) {
 
 function show(entry) {
   byId("hint").hidden = true;
-  const view = new EntryView(entry, { retry, edit });
+  const view = entry.task === "document" ? new DocumentView(entry, { retry, ask: askAbout }) : new EntryView(entry, { retry, edit });
   page.views.set(entry, view);
   byId("entries").append(view.root);
   view.root.scrollIntoView({ block: "start" });
@@ -386,14 +406,7 @@ function listen() {
     setKey(byId("key").value.trim());
     loadModels();
   });
-  document.addEventListener("paste", (event) => event.clipboardData.files.length && addFiles(event.clipboardData.files));
-  for (const [name, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
-    document.addEventListener(name, (event) => {
-      event.preventDefault();
-      document.body.classList.toggle("dropping", over);
-      if (name === "drop") addFiles(event.dataTransfer.files);
-    });
-  }
+  listenForFiles(addFiles);
 }
 
 startTheme();

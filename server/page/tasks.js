@@ -1,6 +1,7 @@
 // What a person can ask for, and how each request is sent.
 import { events, send, sendJson, toError } from "./api.js";
 import { findPrompt } from "./boxes.js";
+import { readDocument } from "./documents.js";
 import { messagePart, modality } from "./files.js";
 import { getSettings } from "./settings.js";
 
@@ -13,6 +14,7 @@ export const TASKS = {
   find: { name: "Find", label: "What to find", placeholder: "What to find, such as: the red cup", needs: ["image"], run: ask },
   transcribe: { name: "Transcribe", label: "Words to expect", placeholder: "Names and words to expect (optional)", needs: ["audio", "video"], textOptional: true, isPlain: true, run: transcribe },
   translate: { name: "Translate", label: "Words to expect", placeholder: "Names and words to expect (optional)", needs: ["audio", "video"], textOptional: true, isPlain: true, run: transcribe },
+  document: { name: "Document", needs: [], textOptional: true, run: readDocument }, // begins when a document is added
 };
 
 /** Return the names of the tasks that a model has. */
@@ -21,6 +23,9 @@ export function offered({ tasks, modalities }) {
   const chat = tasks.includes("chat") ? ["ask", ...(sees ? ["read", "find"] : [])] : [];
   return [...chat, ...tasks.filter((task) => task in TASKS)];
 }
+
+/** Return whether a model can do again what an entry has done. */
+export const canRun = (name, capabilities) => (name === "document" ? capabilities.documents === true : offered(capabilities).includes(name));
 
 /** Return why a request cannot be sent, or null. */
 export function missing(name, text, files) {

@@ -19,4 +19,6 @@ class DocumentForm(Body):
     question: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     stream: bool = False
+    include: tuple[Literal["md", "txt"], ...] = ()
+    page_image_size: int | None = Field(None, ge=64, le=2048)
     cache_salt: str | None = None

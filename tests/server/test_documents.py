@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import threading
@@ -163,3 +164,58 @@ def test_the_document_describes_the_form(http):
     form = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert {"file", "response_format", "pages", "stream"} <= form["properties"].keys()
     assert {"application/json", "text/markdown", "text/event-stream"} <= operation["responses"]["200"]["content"].keys()
+
+
+def picture(event):
+    kind, text = event["image"].split(",")
+    assert kind == "data:image/jpeg;base64"
+    return Image.open(io.BytesIO(base64.b64decode(text)))
+
+
+def test_events_have_the_pictures_of_pages_on_request(http):
+    first, second, _ = events(post(http, PDF, stream="true", page_image_size="200"))
+    assert [picture(event).size for event in (first, second)] == [(200, 150)] * 2
+    assert first["image_error"] is None
+    dark = [min(picture(event).convert("L").getdata()) for event in (first, second)]
+    assert max(dark) < 128, "the text is drawn"
+    page, _ = events(post(http, scan(1), "a.tiff", stream="true", page_image_size="64"))
+    with Image.open(LINE) as line:
+        width, height = line.size
+    assert picture(page).size == (64, round(64 * height / width))
+    assert "image" not in events(post(http, PDF, stream="true"))[0]
+
+
+def test_pages_without_a_picture_say_why(http):
+    text, _ = events(post(http, b"# A heading\n\nand some text", "a.md", stream="true", page_image_size="200"))
+    assert (text["image"], text["image_error"], text["error"]) == (None, None, None)
+    broken, _ = events(post(http, LINE.read_bytes()[:300], "a.png", stream="true", page_image_size="200"))
+    assert (broken["image"], broken["image_error"]["code"], broken["error"]["code"]) == (None, "invalid_input", "invalid_input")
+
+
+def test_one_reading_gives_several_formats(http):
+    data = {"include[]": ["md", "txt"]}
+    found = http.post("/v1/documents", files={"file": ("a.pdf", PDF)}, data=data).json()
+    assert found["contents"] == {name: post(http, PDF, response_format=name).text for name in ("md", "txt")}
+    assert len(found["pages"]) == 2
+    assert "contents" not in post(http, PDF).json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"page_image_size": "200"}, "invalid_value", "page_image_size"),
+        ({"page_image_size": "63", "stream": "true"}, "invalid_input", "page_image_size"),
+        ({"page_image_size": "2049", "stream": "true"}, "invalid_input", "page_image_size"),
+        ({"include[]": ["md"], "response_format": "md"}, "invalid_value", "include"),
+        ({"include[]": ["pdf"]}, "invalid_input", "include[0]"),
+    ],
+)
+def test_errors_of_pictures_and_formats(http, fields, code, param):
+    response = post(http, PDF, **fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, code, param)
+
+
+def test_pictures_need_the_key(tiny):
+    with listening(Server(tiny[1].llm, ServerConfig(api_key="secret"), "tiny-vl")) as url, httpx.Client(base_url=url) as http:
+        assert post(http, PDF, stream="true", page_image_size="200").status_code == 401

@@ -60,7 +60,7 @@ def test_nothing_is_inline_or_from_elsewhere():
 
 
 def test_modules_are_small():
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in PAGE_FILES.values()) < 1700
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in PAGE_FILES.values()) < 2200
 
 
 def test_the_model_says_what_it_can_do(http):
@@ -73,6 +73,7 @@ def test_the_model_says_what_it_can_do(http):
         "architecture": "Qwen2_5_VLForConditionalGeneration",
         "patch_size": 8,
         "realtime": False,
+        "documents": True,
     }
 
 
