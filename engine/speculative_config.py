@@ -90,13 +90,13 @@ def read_speculative_config(options: object) -> DraftLimits:
         method = values.pop("model").strip("[]")
     method = _MTP if isinstance(method, str) and method.endswith(f"_{_MTP}") else method  # vLLM's older names
     method = _MODEL if method is None and "model" in values else method
+    if method is not None and not equals_one_of(method, _METHODS):
+        raise config_error(method, f"cannot be honoured; the methods are {', '.join(_METHODS)}", "method")
     model = _take_model(method, values)
     if "model" in values:
         raise config_error(
             values["model"], f"cannot be honoured: method {short_repr(method)} has no model; leave it out", "model"
         )
-    if method is not None and not equals_one_of(method, _METHODS):
-        raise config_error(method, f"cannot be honoured; the methods are {', '.join(_METHODS)}", "method")
     if method is None and values.get("num_speculative_tokens") != 0:
         raise config_error(
             dict(options), 'has no method; give "ngram" or "suffix", or num_speculative_tokens=0 to draft nothing'

@@ -286,4 +286,4 @@ class DecoderModel(nn.Module):
 
 
 def _no_mtp(reason: str, how: str = "") -> ConfigError:
-    return ConfigError(f"<<param=>>True, but {reason}; {how}leave <<param>> out", param="load_mtp")
+    return ConfigError(f"<<param=>>True, but {reason}; {how}leave <<param>> and the method mtp out", param="load_mtp")

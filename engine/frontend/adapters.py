@@ -393,13 +393,14 @@ def _added_tokens(folder: Path) -> Iterator[tuple[object, object]]:
 
 
 def _folder(path: object) -> str:
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or "\0" in os.fspath(path):
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
         raise InputError(f"<<param>> must be the path of an adapter's folder, not {short_repr(path)}",
                          code="invalid_value", param="path")  # fmt: skip
     try:
-        return str(Path(path).expanduser().absolute())
+        return str(Path(text).expanduser().absolute())
     except (RuntimeError, OSError) as error:  # a home or a working directory that does not exist
-        raise InputError(f"<<param=>>{short_repr(os.fspath(path))} names no folder: {error}",
+        raise InputError(f"<<param=>>{short_repr(text)} names no folder: {error}",
                          code="invalid_value", param="path") from None  # fmt: skip
 
 

@@ -50,7 +50,8 @@ def _resolver(source: str, config: EngineConfig) -> Resolver:
     plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
     if source not in plugins:
         reason = f"<<param=>>{short_repr(source)} is neither a path, nor {_HUB}PATTERN, nor a resolver of an installed package"
-        raise ConfigError(f"{reason} (entry point group {GROUP})", param="lora_resolvers")
+        advice = f"; give the folder as ./{source}" if Path(source).is_dir() else ""
+        raise ConfigError(f"{reason} (entry point group {GROUP}){advice}", param="lora_resolvers")
     try:
         function = plugins[source].load()
     except Exception as error:

@@ -51,6 +51,7 @@ def test_what_is_mapped(given, limits):
         ({"model": "a", "parallel_drafting": 1}, "['parallel_drafting']=1 must be True or False"),
         ({"method": "mtp", "quantization": "int8"}, "it is for a draft model"),
         ({"method": "medusa"}, "['method']='medusa' cannot be honoured; the methods are ngram, suffix, mtp, draft_model, "),
+        ({"method": "eagle", "model": "x"}, "['method']='eagle' cannot be honoured; the methods are ngram, suffix, mtp, "),
         ({"method": "mtp", "model": "x"}, "method 'mtp' has no model"),
         ({"method": "ngram", "num_speculative_tokens": -1}, "must be an integer from 0 to 64"),
         ({"method": "ngram", "num_speculative_tokens": True}, "must be an integer from 0 to 64"),

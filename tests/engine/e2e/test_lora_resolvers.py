@@ -113,6 +113,14 @@ def test_a_function_that_cannot_be_imported(base: Path, monkeypatch: pytest.Monk
     assert caught.value.info.param == "lora_resolvers"
 
 
+def test_a_folder_that_is_given_as_a_word(base: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how to give the folder."""
+    monkeypatch.chdir(root)
+    with pytest.raises(ConfigError, match=r"\./sql") as caught:
+        lora_resolvers.make_resolvers(EngineConfig(str(base), enable_lora=True, lora_resolvers=("sql",)))
+    assert caught.value.info.param == "lora_resolvers"
+
+
 def test_defaults_of_modalities(base: Path, root: Path) -> None:
     """Prompts with an image that name no adapter get it; others do not."""
     image, text = ask(ROWS["qwen2_vl"], "i", 0).ours, PROMPT

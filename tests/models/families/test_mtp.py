@@ -305,7 +305,7 @@ def test_what_has_none_is_refused(case: str, loaded: LoadedModels, tmp_path: Pat
     name, changes, message = REFUSED[case]
     folder = change(loaded.folder(name), tmp_path / "model", **changes)
     for ask_for in (LLM, describe_checkpoint):
-        with pytest.raises(ConfigError, match=f"^load_mtp=True, but .*{message}.*leave load_mtp out$") as caught:
+        with pytest.raises(ConfigError, match=f"^load_mtp=True, but .*{message}.*the method mtp out$") as caught:
             ask_for(folder, load_mtp=True, device="cpu")
         assert caught.value.info.param == "load_mtp"
     describe_checkpoint(folder, device="cpu")
