@@ -191,7 +191,7 @@ def is_right(picture: Picture, quad: Any, words: Sequence[str]) -> list[bool]:
 
 @dataclass(frozen=True)
 class ReadPicture:
-    """What was read on a page. `lines`: for each line, the score of each word and whether the word is right."""
+    """A page's words as the reader sees them. `lines`: for each line, the score of each word and whether the word is right."""
 
     condition: str
     lines: tuple[tuple[tuple[float, bool], ...], ...]

@@ -232,14 +232,15 @@ def table(texts: dict[str, dict[str, str]], spoken: Sequence[Clip]) -> list[str]
     lines.append("| clips | model, system, mode | words | wrong | lost | doubled | invented | all | names |")
     lines.append("|---" * (lines[0].count("|") - 1) + "|")
     for kind in dict.fromkeys(clip.kind for clip in spoken):
-        own = [clip for clip in spoken if clip.kind == kind]
-        for name, found in texts.items():
-            if not all(str(clip.file) in found for clip in own):
+        clips = [clip for clip in spoken if clip.kind == kind]
+        for name, text_of in texts.items():
+            if not all(str(clip.file) in text_of for clip in clips):
                 continue
-            heard = [found[str(clip.file)] for clip in own]
-            total = sum((count_errors(split(clip.text), split(text)) for clip, text in zip(own, heard, strict=True)), Errors())
-            right = [bool(clip.name and re.search(rf"\b{clip.name}\b", text)) for clip, text in zip(own, heard, strict=True)]
-            names = f"{sum(right)} of {len(own)}" if kind == "names" else ""
+            heard = [text_of[str(clip.file)] for clip in clips]
+            pairs = list(zip(clips, heard, strict=True))
+            total = sum((count_errors(split(clip.text), split(text)) for clip, text in pairs), Errors())
+            right = [bool(clip.name and re.search(rf"\b{clip.name}\b", text)) for clip, text in pairs]
+            names = f"{sum(right)} of {len(clips)}" if kind == "names" else ""
             cells = " | ".join(map(str, (*astuple(total), total.all, names)))
             lines.append(f"| {kind} | {name} | {cells} |")
     return lines

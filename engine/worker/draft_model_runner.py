@@ -231,8 +231,8 @@ class DraftModelRunner:
             if task.cross is not None:
                 task.cross.stop = task.drafted.placed.cross_rows
             if task.sample:
-                known = max(0, task.stop - 1 - task.first)  # rows before the one of the last known token
-                ends += [(task, row + number) for number in range(known, count)]
+                first_sampled = max(0, task.stop - 1 - task.first)  # the row of the last known token
+                ends += [(task, row + number) for number in range(first_sampled, count)]
             task.first += count
             row += count
         if ends:

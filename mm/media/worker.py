@@ -53,8 +53,8 @@ def _codecs() -> list[str]:
     torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
     policy = MediaPolicy(video_backend="opencv")
     codecs = (name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy))
-    own = [f"{__package__}.{name}" for name in ("page_facts", "line_pictures", "page_picture", "text_overlay")]
-    return [*own, *_ENCODINGS, "pypdfium2", "pillow_heif", *codecs]
+    modules = [f"{__package__}.{name}" for name in ("page_facts", "line_pictures", "page_picture", "text_overlay")]
+    return [*modules, *_ENCODINGS, "pypdfium2", "pillow_heif", *codecs]
 
 
 def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[memoryview]]:

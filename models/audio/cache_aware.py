@@ -73,7 +73,7 @@ def cache_aware_spec(audio: Mapping[str, Any]) -> CacheAwareSpec:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What the next chunks read of a layer.
+    """The state of a layer that later chunks read.
 
     Args:
         keys_values: keys and values `[rows, 2, heads, dim]` of the rows to which the next chunk attends.

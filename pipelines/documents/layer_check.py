@@ -1,4 +1,4 @@
-"""Compares a page's text layer with a reading of some of its lines: layers with wrong encodings or texts are found so."""
+"""Compares a page's text layer with a reading of some of its lines. This finds layers with wrong encodings or wrong text."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def checked_facts(
     stop: StopSignal,
     tenant: str | None = None,
 ) -> list[PageFacts]:
-    """Return the facts of pages, in order, with the number of lines that were read and of those that differ.
+    """Compare lines of each page with a reading of them. Return the facts with `num_sampled` and `num_differing`, in order.
 
-    The lines depend on the text of the page alone. Pages that cannot be rendered are not compared.
+    Which lines are read depends on the text of the page alone. Pages that cannot be rendered are not compared.
     """
     samples = [_samples(facts, recognizer.alphabet) for _, facts in pages]
     numbers = [number for number, _ in pages]

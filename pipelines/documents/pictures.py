@@ -1,4 +1,4 @@
-"""Pictures of a document's pages, for those who read it on a screen."""
+"""Renders pages of a document as JPEGs, which `/v1/documents` sends to its clients."""
 
 from __future__ import annotations
 

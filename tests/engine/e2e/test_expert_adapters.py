@@ -97,9 +97,9 @@ def change_whole(model: Any, shared: str = "") -> list[Factors]:
         pairs = []
         for part, outer in (module.gate_up_proj, "A"), (module.down_proj, "B"):
             experts, rows, inner = part.shape
-            own = [1 if shared == "all" or (shared == "outer" and letter == outer) else experts for letter in "AB"]
-            down = torch.randn(own[0], RANK, inner, generator=gen) / 4
-            up = torch.randn(own[1], rows, RANK, generator=gen) / 4
+            counts = [1 if shared == "all" or (shared == "outer" and letter == outer) else experts for letter in "AB"]
+            down = torch.randn(counts[0], RANK, inner, generator=gen) / 4
+            up = torch.randn(counts[1], rows, RANK, generator=gen) / 4
             part.data += up @ down * SCALE
             pairs.append((down, up))
         layers.append(Factors(name, *pairs))

@@ -105,7 +105,7 @@ def test_the_model_itself_is_always_right(name: str, loaded: LoadedModels) -> No
 
 
 def test_a_model_with_a_mask_token_drafts_in_one_pass(loaded: LoadedModels, tmp_path: Path) -> None:
-    """What it proposes are transformers' likeliest tokens after the known tokens and after each mask token."""
+    """Its proposals equal the tokens that transformers finds likeliest after the known tokens and after each mask token."""
     row, mask, count = ROWS["text-llama"], 7, 4
     folder = save(row, tmp_path / "draft", 1)
     settings = json.loads((folder / "config.json").read_text())
