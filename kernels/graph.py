@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -41,6 +41,7 @@ _ALLOCATIONS = {
 }
 _READ_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 _READ_METHODS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
+_COPIES = {_aten.clone.default, _aten._to_copy.default}
 _WRITES = {_aten.index_put.default, _aten.index_put_.default}
 
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -296,7 +297,7 @@ class _CallRecorder(_OperatorMode):
         if fresh or func._schema.is_mutable:
             # the call keeps the memory but not the tensors, so that the memory can be released
             args, kwargs, targets = tree_map_only(Tensor, Tensor.detach, (args, kwargs, fresh))
-            self.calls.append(partial(_rerun_into, func, args, kwargs, targets) if fresh else partial(func, *args, **kwargs))
+            self.calls.append(_rerun(func, args, kwargs, targets))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and _address(leaf) in self._allocated:
                 self._allocated[_address(leaf)][1].append(weakref.ref(leaf))
@@ -323,6 +324,30 @@ class _CallRecorder(_OperatorMode):
 def _address(tensor: Tensor) -> int:
     """Return the address of the tensor's storage; 0 for an empty one and for oneDNN's packed weights."""
     return 0 if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
+
+
+def _rerun(func: Any, args: Any, kwargs: Any, targets: Sequence[Tensor]) -> Callable[[], object]:
+    """Return a call that runs the operator again and writes its new tensors into `targets`, those of the first run."""
+    if not targets:
+        return partial(func, *args, **kwargs)
+    if func in _COPIES:
+        return partial(targets[0].copy_, args[0])
+    variant = _out_variant(func) if len(targets) == 1 else None
+    if variant is not None:
+        return partial(variant, *args, **kwargs, out=targets[0])
+    return partial(_rerun_into, func, args, kwargs, targets)
+
+
+@cache
+def _out_variant(func: Any) -> Any:
+    """Return the overload of an operator that writes its one result into a tensor `out`, or None."""
+    inputs = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
+    for name in func.overloadpacket.overloads():
+        variant = getattr(func.overloadpacket, name)
+        *others, last = variant._schema.arguments or (None,)
+        if last is not None and last.is_out and [(argument.name, str(argument.type)) for argument in others] == inputs:
+            return variant if last.name == "out" else None
+    return None
 
 
 def _rerun_into(func: Any, args: Any, kwargs: Any, targets: Sequence[Tensor]) -> None:

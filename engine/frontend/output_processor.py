@@ -50,7 +50,7 @@ class CompletionBuilder:
 
         Tokens after a stop string are dropped.
         """
-        parts = _one_by_one(output) if self.params.stop_strings and len(output.token_ids) > 1 else [output]
+        parts = _one_by_one(output) if len(output.token_ids) > 1 and self.params.stop_strings else [output]
         for number, part in enumerate(parts, start=1):
             self._add(part)
             if self.cut:

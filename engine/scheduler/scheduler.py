@@ -108,7 +108,7 @@ class Scheduler:
         has to go first, or if a running sequence that does not wait for pending rows was not sampled in `output`. A sequence
         that ends with its unknown token computes one token too many, into its own blocks.
         """
-        if any(task.draft_token_ids for task in output.scheduled) or any(map(self.drafts.has_proposers, self.running)):
+        if any(task.draft_token_ids for task in output.scheduled) or any(map(self.drafts.may_propose, self.running)):
             return None
         sampled = {task.request_id for task in output.scheduled if task.sample}
         if self._messages.must_go_first or self._queues.can_start_another():
@@ -189,7 +189,8 @@ class Scheduler:
             request.num_computed = len(request.token_ids) - 1
         if scheduled.draft_token_ids and num_kept < scheduled.num_sampled:
             self.block_tables.keep_states(request)
-        self.drafts.settle(request, len(scheduled.draft_token_ids))
+        if self.drafts.has_proposers:
+            self.drafts.settle(request, len(scheduled.draft_token_ids))
         if scheduled.write_cross:
             self.block_tables.cache_cross_blocks(request)
         self.block_tables.cache_full_blocks(request)
@@ -300,7 +301,8 @@ class Scheduler:
         if cross_rows > step.cross_budget and step.cross_budget < self.limits.max_step_cross_rows:
             return  # the first one may exceed the budget
         start, spans = request.num_computed, request.spans(self.limits.prompt_attention)
-        drafts = self.drafts.take(request, step.budget - len(self.running) + 1)  # every sequence keeps a token of the budget
+        others = len(self.running) - 1  # each of them keeps a token of the budget
+        drafts = self.drafts.take(request, step.budget - others) if self.drafts.has_drafts else ()
         wanted = min(request.remaining + len(drafts), step.budget, self.limits.max_chunk)
         count = self.block_tables.end_at_state(request, wanted)
         count = fit_chunk(start, count, step.budget, spans)

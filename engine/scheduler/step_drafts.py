@@ -28,7 +28,8 @@ class StepDrafts:
     ) -> None:
         self._block_tables, self._limits, self._max_length, self.drafter = block_tables, limits, max_length, drafter
         self.propose: Propose | None = None  # if not None, it drafts in place of the drafter
-        self._has_drafts = False  # whether a sequence of the step that is being scheduled may have drafts
+        self.has_proposers = False  # whether a running sequence had proposers when a step was planned last
+        self.has_drafts = False  # whether a sequence of the step that is being scheduled may have drafts
         self.reason = "off"  # why there is no drafter, as `EngineStats.no_drafts`
 
     def _may_draft(self, request: Request) -> bool:
@@ -37,26 +38,27 @@ class StepDrafts:
         decodes = request.remaining == 1 or (has_states and request.num_computed >= request.turn_start)
         return decodes and request.may_draft and request.message.pooling is None
 
-    def has_proposers(self, request: Request) -> bool:
+    def may_propose(self, request: Request) -> bool:
         """Return whether a sequence that decodes may get guesses."""
         return self.drafter is not None and self.drafter.drafts_for(request) and self._may_draft(request)
 
     def plan(self, running: Sequence[Request]) -> None:
         """Draft for the running sequences that decode."""
-        self._has_drafts = self.propose is not None
-        if self.drafter is None or not any(map(self.drafter.drafts_for, running)):
+        self.has_drafts = self.propose is not None
+        self.has_proposers = self.drafter is not None and any(map(self.drafter.drafts_for, running))
+        if self.drafter is None or not self.has_proposers:
             return
         decoding = [request for request in running if self._may_draft(request)]
         if decoding:
             rows = min(sum(request.remaining for request in running), self._limits.max_num_batched_tokens)
-            self._has_drafts |= self.drafter.plan(decoding, rows)
+            self.has_drafts |= self.drafter.plan(decoding, rows)
 
     def take(self, request: Request, budget: int) -> tuple[int, ...]:
         """Return guesses of a sequence's next tokens, as many as the step, its blocks and the rest of its answer have room for.
 
         `budget`: rows of the step that this sequence may take.
         """
-        if not self._has_drafts or not self._may_draft(request):
+        if not self.has_drafts or not self._may_draft(request):
             return ()
         propose = self.propose
         if propose is None:
@@ -81,10 +83,10 @@ class StepDrafts:
     def end_step(self, done: StepOutput) -> None:
         """Record how long the step and its predictions took."""
         if self.drafter is not None:
-            self.drafter.end_step(done.predict_seconds, sum(bool(result.predicted) for result in done.tokens))
+            self.drafter.end_step(done.predict_seconds, len([result for result in done.tokens if result.predicted]))
 
     def settle(self, request: Request, num_verified: int) -> None:
-        """Learn from the tokens that a step has added. `num_verified`: guesses that were rows of the step."""
+        """Learn from the tokens that a step has added; only for `has_proposers`. `num_verified`: guesses that were its rows."""
         if self.drafter is not None:
             self.drafter.settle(request, num_verified)
 

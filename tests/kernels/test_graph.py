@@ -22,6 +22,7 @@ from sensorium.kernels.linear import LinearWeight, linear, pack
 from sensorium.kernels.norm import rms_norm
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -81,6 +82,36 @@ def test_layers_share_memory(dtype: torch.dtype, kernels: str, monkeypatch: pyte
         return sum(memory.untyped_storage().nbytes() for memory in kept)  # type: ignore[attr-defined]
 
     assert held(12) == held(3)
+
+
+class Operators(TorchDispatchMode):
+    """Collects the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.funcs: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.funcs.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_replay_writes_into_the_memory_of_the_first_run() -> None:
+    x, index = torch.rand(3, 4), torch.tensor([2, 0])
+
+    def forward() -> Tensor:
+        return torch.cos(x.index_select(0, index)).to(torch.float64).remainder(0.5)
+
+    result, graph = capture(forward)
+    assert graph is not None
+    x.mul_(0.5)
+    with Operators() as operators:
+        replayed = graph.replay()
+    aten = torch.ops.aten
+    expected = [aten.index_select.out, aten.cos.out, aten.copy_.default, aten.remainder.Scalar_out]
+    assert operators.funcs == expected, "no operator makes a new tensor"
+    assert replayed.data_ptr() == result.data_ptr()
+    assert torch.equal(replayed, forward())
 
 
 def test_two_results_of_an_operator_do_not_share_memory() -> None:
