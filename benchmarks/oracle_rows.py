@@ -162,6 +162,7 @@ NOT_STARTED = {
     "keye": REMOTE,
     "keye_vl1_5": REMOTE,
     "llama_nemotron_vl": REMOTE,
+    "llava_onevision2": "its processor is remote code; the logits of the publisher's own class equal the oracle's",
     "midashenglm": REMOTE,
     "mineru2": "vLLM 0.32 has no class for it",
     "minicpmv2_6": REMOTE,

@@ -98,6 +98,8 @@ class FrameSampling:
         nearest: round the number of frames that `fps` gives to the nearest multiple; False: floor it.
         margin: seconds skipped at both ends if more than `max_frames * fps` seconds remain. With "ends" only.
         fps_by_duration: `(seconds, fps)`, shortest first: videos of at most this many seconds use this rate instead of `fps`.
+        frames_by_duration: `(seconds, frames)`, shortest first: shorter videos use at most this many frames instead of
+            `max_frames`.
     """
 
     fps: float | None = None
@@ -112,6 +114,7 @@ class FrameSampling:
     nearest: bool = False
     margin: float = 0.0
     fps_by_duration: tuple[tuple[float, float], ...] = ()
+    frames_by_duration: tuple[tuple[float, int], ...] = ()
 
 
 def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, int]:
@@ -202,7 +205,8 @@ def sample_indices(
     fps_of_duration = next(
         (fps for longest, fps in policy.fps_by_duration if seconds is not None and seconds <= longest), policy.fps
     )
-    policy = replace(policy, fps=fps_of_duration)
+    most = next((most for longer, most in policy.frames_by_duration if seconds is not None and seconds < longer), 1 << 30)
+    policy = replace(policy, fps=fps_of_duration, max_frames=min(policy.max_frames, most))
     count = _num_frames(frames, seconds, policy)
     if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
         chosen = _on_screen([time - times[first] for time in times[first : usable.stop]], seconds, count, policy)

@@ -169,6 +169,7 @@ _NAMES: dict[str, str] = {
         "MiniMaxVL01ForConditionalGeneration Mineru2QwenForCausalLM TarsierForConditionalGeneration"
     ),
     "llava_next_video": "LlavaNextVideoForConditionalGeneration",
+    "llava_onevision2": "LlavaOnevision2ForConditionalGeneration",
     "midashenglm": "MiDashengLMModel",
     "minicpmv": (
         "MiniCPMO MiniCPMV MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration "

@@ -185,7 +185,7 @@ def apply_sampling(policy: FrameSampling, options: Mapping[str, Any]) -> FrameSa
         if options.get(name) is not None:
             check_value(name, options[name])
     if fps is not None or num_frames is not None:
-        policy = replace(policy, fps=fps, num_frames=num_frames, fps_by_duration=())
+        policy = replace(policy, fps=fps, num_frames=num_frames, fps_by_duration=(), frames_by_duration=())
     least, most = (options.get(key) for key in ("min_frames", "max_frames"))
     if least is not None:  # rounded as in qwen-vl-utils
         least = -(-least // policy.multiple) * policy.multiple

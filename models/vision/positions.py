@@ -70,11 +70,20 @@ def in_squares(grid: Tensor, merge: int) -> Tensor:
 
 
 def frequencies(spec: RotarySpec, dim: int) -> tuple[Tensor, Tensor]:
-    """Return float32 frequencies `[dim / 2]` and the axis of each, int64 `[dim / 2]`: 0 for rows, 1 for columns."""
+    """Return float32 frequencies `[dim / 2]` and the axis of each, int64 `[dim / 2]`: 0 for rows, 1 for columns, 2 for time.
+
+    If the angles of a pair are unequal, `[dim]`: first those of the first number of each pair.
+    """
     half = dim // 2
     if spec.order == "even_odd":
         each = spec.theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
         return torch.cat((each[0::2], each[1::2])), torch.arange(2).repeat_interleave(half // 2)
+    if spec.order == "frames":
+        counts = [half // 4, half * 3 // 8, half * 3 // 8]
+        parts = [1.0 / spec.theta ** (torch.arange(count, dtype=torch.float32) / count) for count in counts]
+        axes_of_half = torch.tensor((2, 0, 1)).repeat_interleave(torch.tensor(counts))
+        numbers = torch.cat((torch.arange(0, dim, 2), torch.arange(1, dim, 2))) % half
+        return torch.cat(parts)[numbers], axes_of_half[numbers]
     each = spec.theta ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)
     if spec.order == "alternating":
         return each.repeat_interleave(2), torch.tensor((1, 0)).repeat(len(each))

@@ -51,13 +51,15 @@ ENCODER = TowerNames(
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """Two-dimensional rotary positions: queries and keys are rotated by a patch's row and column.
+    """Rotary positions: queries and keys are rotated by a patch's row and column, and by its time if `order` is "frames".
 
     Args:
         order: assignment of the frequencies of a head of size d to the two axes. "blocks": the first half by rows, the second
             by columns, each with d / 4 frequencies of `theta ** (-4i / d)`. "alternating": the same frequencies, column and
             row alternating. "even_odd": d / 2 frequencies of `theta ** (-2i / d)`, the even ones first, by rows, then the odd
-            ones, by columns. "columns_first": as "blocks", with the two halves exchanged.
+            ones, by columns. "columns_first": as "blocks", with the two halves exchanged. "frames": numbers i and i + d / 2 of
+            a head have one frequency. The first quarter of these d / 2 is by time, then three eighths by rows and three by
+            columns; n frequencies of an axis are `theta ** (-i / n)`. Pairs are adjacent numbers, each with its own angle.
         first: number of the first row and column; class tokens are not rotated.
         interleaved: rotated pairs are adjacent numbers (0 1, 2 3, ...); otherwise the two halves of a head.
     """
@@ -66,6 +68,11 @@ class RotarySpec:
     order: str = "blocks"
     interleaved: bool = False
     first: int = 0
+
+    @property
+    def unequal(self) -> bool:
+        """The two numbers of a pair have angles of their own."""
+        return self.order == "frames"
 
 
 @dataclass(frozen=True)

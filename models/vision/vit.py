@@ -31,19 +31,21 @@ from .spec import TowerSpec
 class TowerMetadata:
     """Shared by all layers of one call: rotary cosines and sines, and the lengths of frames and of windows, in patches.
 
-    `trailing`: see `VisionTower.forward`.
+    `second_cos_sin`: those of the second number of each pair, if they differ from those of the first. `trailing`: see
+    `VisionTower.forward`.
     """
 
     cos_sin: tuple[Tensor, Tensor] | None
     frames: list[int]
     windows: list[int]
     trailing: Sequence[int] = ()
+    second_cos_sin: tuple[Tensor, Tensor] | None = None
 
 
 class VisionAttention:
     def __init__(self, s: TowerSpec, build: Builder) -> None:
         self.heads, self.key_heads, self.dim, self.qk_norm = s.heads, s.key_heads, s.head_dim, s.qk_norm
-        self.interleaved = s.rotary is not None and s.rotary.interleaved
+        self.interleaved = s.rotary is not None and (s.rotary.interleaved or s.rotary.unequal)
         names, inner, keys = s.names, s.heads * s.head_dim, s.key_heads * s.head_dim
         sizes = [inner, keys, keys] if len(names.qkv) > 1 else [inner + 2 * keys]
         self.qkv = build.linear(names.qkv, s.width, sizes, s.qkv_bias)
@@ -65,7 +67,12 @@ class VisionAttention:
             rotated = qkv[:, : self.heads + self.key_heads]
             if self.interleaved:  # adjacent pairs become halves: scores do not depend on the order of a head's numbers
                 rotated.copy_(rotated.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2))
+            second = None if meta.second_cos_sin is None else rotated.clone()
             rotate_(rotated, *meta.cos_sin)
+            if second is not None and meta.second_cos_sin is not None:
+                rotate_(second, *meta.second_cos_sin)
+                rotated[..., self.dim // 2 :] = second[..., self.dim // 2 :]
+            del second
         q, k, v = qkv.split(heads, 1)
         if self.key_heads < self.heads:
             k, v = (part.repeat_interleave(self.heads // self.key_heads, 1) for part in (k, v))
@@ -156,7 +163,9 @@ class VisionTower(nn.Module):
         if spec.rotary is not None:
             self.inv_freq, self.axis_of_freq = (t.to(device) for t in frequencies(spec.rotary, spec.head_dim))
 
-    def forward(self, patches: Tensor, grids: Sequence[Grid], trailing: Sequence[int] = ()) -> list[Tensor]:
+    def forward(
+        self, patches: Tensor, grids: Sequence[Grid], trailing: Sequence[int] = (), times: Sequence[int] = ()
+    ) -> list[Tensor]:
         """Return one `[rows, width]` per state in `spec.states`, rows in the order of the patches.
 
         Args:
@@ -165,6 +174,7 @@ class VisionTower(nn.Module):
             trailing: for each item (of one frame), the number of patches that follow those of its grid. They attend to the
                 grid's patches, no patch attends to them, and they have the first position of the table. Empty: none. Not for
                 towers with class tokens, windows or rotary positions.
+            times: the time of each frame of all items, for rotary positions of order "frames"; empty: 0.
         """
         s = self.spec
         assert not trailing or (s.first_rows, s.window, s.rotary) == (0, 0, None), "this tower takes no trailing patches"
@@ -178,7 +188,7 @@ class VisionTower(nn.Module):
             x = self._with_first_rows(x, patch_rows, layout.frames)
         if self.parts.pre_norm is not None:
             x = self.parts.pre_norm(x)
-        meta = self._metadata(layout, grids, patch_rows, trailing)
+        meta = self._metadata(layout, grids, patch_rows, trailing, times)
         states = self._through_layers(x, meta)
         if patch_rows is not None and not s.keep_class:
             states = [rows[patch_rows] for rows in states]
@@ -208,17 +218,31 @@ class VisionTower(nn.Module):
         return out
 
     def _metadata(
-        self, layout: TowerLayout, grids: Sequence[Grid], patch_rows: Tensor | None, trailing: Sequence[int]
+        self,
+        layout: TowerLayout,
+        grids: Sequence[Grid],
+        patch_rows: Tensor | None,
+        trailing: Sequence[int],
+        times: Sequence[int],
     ) -> TowerMetadata:
         s = self.spec
         frames = [t * h * w for t, h, w in grids] if s.temporal_attention else [rows + s.first_rows for rows in layout.frames]
         if s.rotary is None:
             return TowerMetadata(None, frames, layout.windows, trailing)
-        positions = torch.stack((layout.h, layout.w)).to(self.device) + s.rotary.first
+        axes = [layout.h, layout.w]
+        if s.rotary.unequal:
+            each = zip(layout.frames, times or [0] * len(layout.frames), strict=True)
+            axes.append(torch.cat([torch.full((count,), time) for count, time in each]))
+        positions = torch.stack(axes).to(self.device) + s.rotary.first
         if patch_rows is not None:  # learned rows stay at 0
             count = positions.shape[1] + s.first_rows * len(layout.frames)
-            positions = positions.new_zeros(2, count).index_copy_(1, patch_rows, positions)
-        return TowerMetadata(rotary_cos_sin(positions, self.inv_freq, self.axis_of_freq), frames, layout.windows, trailing)
+            positions = positions.new_zeros(len(axes), count).index_copy_(1, patch_rows, positions)
+        half = s.head_dim // 2
+        first, *second = (
+            rotary_cos_sin(positions, *part)
+            for part in zip(self.inv_freq.split(half), self.axis_of_freq.split(half), strict=True)
+        )
+        return TowerMetadata(first, frames, layout.windows, trailing, *second)
 
     def _through_layers(self, x: Tensor, meta: TowerMetadata) -> list[Tensor]:
         """Return the states of `spec.states`. All but the last are copies, since layers update `x` in place."""
@@ -260,7 +284,8 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: to
     row, states = c.width * dtype.itemsize, len(c.states)
     frame = c.min_frame or (0 if c.table is None else c.table.side**2)
     rows = patches + (patches // frame * c.first_rows if frame else 0)
-    rotation = c.head_dim * FLOAT32 if c.rotary is not None else 0  # cosines and sines
+    unequal = c.rotary is not None and c.rotary.unequal
+    rotation = c.head_dim * FLOAT32 * (1 + unequal) if c.rotary is not None else 0  # cosines and sines
     attention, mlp = _attention_bytes(c, rows, ops), vision_mlp_bytes(c, rows, ops)
     added = ops.linear_result(c.width, rows)
     if c.norms_after:  # the input is not copied, but the output is
@@ -270,7 +295,8 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: to
     norm = row + ops.norm(c.width, c.rms) if c.post_norm else row
     end = max(states * row + rotation + norm, reordered)
     projector = 0 if out is None else projector_bytes(out, states, patches, dtype, limits)
-    base = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * (c.first_rows > 0))  # pixels, positions, rows of patches
+    numbers = 3 + 2 * unequal + (c.first_rows > 0)  # positions, rows of patches
+    base = patches * (c.patch_dim * dtype.itemsize + 8 * numbers)
     if not ops.fused("varlen_attention"):
         base += ops.torch_attention_tiles(patches, c.head_dim)
     start = _embedding_bytes(c, patches, ops)
@@ -310,7 +336,9 @@ def _attention_bytes(c: TowerSpec, rows: int, ops: OpBytes) -> int:
         steps.append(qkv + (row + normed if c.qk_norm == "all" else 0 if ops.fused("rms_norm") else normed))
     if c.rotary is not None:
         rotated = 0 if ops.fused("rotary") else ops.torch_rotary(w + c.key_heads * c.head_dim)
-        steps.append(qkv + max(rotated, 2 * row * c.rotary.interleaved))
+        swapped = c.rotary.interleaved or c.rotary.unequal
+        copied = (row + c.key_heads * c.head_dim * s) * c.rotary.unequal
+        steps.append(qkv + max(rotated + copied, 2 * row * swapped))
     steps.append(qkv + repeated + (row if ops.fused("varlen_attention") else 4 * row + ops.attention_copies(w)))
     steps.append(qkv + repeated + row + ops.linear(w, c.width, rows))
     return c.width * s + 2 * FLOAT32 + max(steps)
