@@ -66,6 +66,7 @@ _FLAGS = (
     "load_talker",
     "load_mtp",
     "enable_lora",
+    "enable_expert_parallel",
 )
 
 
@@ -155,6 +156,8 @@ class EngineConfig:
         pipeline_parallel_size: number of processes that divide the decoder's layers among them, one after the other, each with
             the weights and the KV cache of its layers. With `tensor_parallel_size`, each of them is a group of so
             many processes.
+        enable_expert_parallel: the processes of `tensor_parallel_size` divide the experts of mixtures among them. Otherwise
+            each has all of them.
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
@@ -239,6 +242,7 @@ class EngineConfig:
     engine_standby: bool = False
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     max_logprobs: int = 20
     max_sampling_chars: int = 1 << 14
     max_uuids: int = 1 << 16

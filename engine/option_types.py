@@ -56,7 +56,6 @@ class VllmEngineArgs(TypedDict, total=False):
     enable_dbo: Any
     enable_elastic_ep: Any
     enable_eplb: Any
-    enable_expert_parallel: Any
     enable_flashinfer_autotune: Any
     enable_log_requests: Any
     enable_mm_embeds: Any
@@ -207,6 +206,7 @@ class EngineOptions(VllmEngineArgs, total=False):
     engine_standby: bool | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
+    enable_expert_parallel: bool | None
     max_logprobs: int | None
     max_sampling_chars: int | None
     max_uuids: int | None

@@ -17,6 +17,7 @@ from .interface import CacheSpec, ForwardBatch, StepLimits
 from .layers.adapter import AdapterMask, LowRank, adapter_bytes
 from .layers.basic import WeightedLayer
 from .layers.linear import LmHead
+from .layers.ranks import is_below
 from .layers.vector_head import VECTOR_HEAD, VectorHead
 from .stored_formats import Formats
 from .talker import Talker
@@ -63,6 +64,7 @@ class DecoderModel(nn.Module):
         stored_adapters: name -> settings, as in adapter_config.json, of adapters whose tensors are among the model's own, under
             the names of `layers.adapter.tensor_name`.
         ignored: canonical prefixes of stored tensors that are not used. All other unknown tensors are refused.
+        absent: canonical paths of modules that other ranks hold.
         head: None in a checkpoint for embeddings, which stores no head.
         mtp_layers: layers for multi-token prediction, if `add_mtp` was called. mtp_cache_specs: formats of their KV caches.
         request_adapters: see `request_adapters.adapted_layers`.
@@ -96,6 +98,7 @@ class DecoderModel(nn.Module):
         kind = Decoder if spec.altup is None else AltUpDecoder
         self.language_model = decoder or kind(spec, dtype, torch.device("meta") if _on_meta.get() else device)
         self.cache_specs = self.language_model.cache_specs
+        self.absent = frozenset(f"language_model.{path}" for path in self.language_model.absent)
         self.head: LmHead | None = self._build_head(spec.tied)
         self.mtp_layers: nn.ModuleList
         self.vector_head: VectorHead | None = None
@@ -238,23 +241,21 @@ class DecoderModel(nn.Module):
         self.prefixes = ((f"{VECTOR_HEAD}.", f"{VECTOR_HEAD}."), *self.prefixes)
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
-        check(self, self.convert_weights(headers.items()), self.prefixes, self._unused)
+        check(self, self.convert_weights(headers.items()), self.prefixes, self._unused, self.absent)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        fill(self, self.convert_weights(weights), self.prefixes, self._unused)
+        fill(self, self.convert_weights(weights), self.prefixes, self._unused, self.absent)
 
     def is_unused(self, name: str) -> bool:
-        return rename(name, self.prefixes).startswith(self._unused)
+        canonical = rename(name, self.prefixes)
+        return canonical.startswith(self._unused) or is_below(canonical, self.absent)
 
     @property
     def _unused(self) -> tuple[str, ...]:
         """Canonical prefixes of all stored tensors that are not used."""
         first, count = len(self.spec.layers), self.spec.mtp_layers
         layers = (stem for index in range(first, first + count) for stem in stored_stems(index, ()))
-        decoder = self.language_model  # None with parts="encoder"
-        held = decoder.held if isinstance(decoder, Decoder) else range(first)
-        absent = (f"language_model.layers.{index}." for index in range(first) if index not in held)
-        return (*_MTP, *layers, *absent, *self.ignored)
+        return (*_MTP, *layers, *self.ignored)
 
     def keep_encoders(self, modalities: Collection[str]) -> None:
         """Remove the encoders of all other modalities; their weights are not loaded. Call it before `load_weights`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -160,11 +160,13 @@ class SupportsAdapters(Protocol):
         decoder_parts: names and modules whose layers get the rows of a step.
         head_parts: those that get the rows from which logits or classes are computed.
         encoder_parts: those that only `embed_multimodal` runs.
+        absent: canonical paths of modules that other ranks hold.
         request_adapters: see `request_adapters.adapted_layers`.
         The others are those of Model.
     """
 
     adapters: Sequence[str]
+    absent: Collection[str]
     prefixes: Sequence[tuple[str, str]]
     request_adapters: object | None
 

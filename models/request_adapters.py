@@ -36,6 +36,7 @@ from .interface import Model, StepLimits, SupportsAdapters
 from .layers.basic import Converter, Convertible, EmbeddingTable, Norm
 from .layers.linear import Linear, LmHead
 from .layers.moe import Mixture, ModalityMixture
+from .layers.ranks import is_below
 from .layers.row_adapter import (
     ENCODER_ROWS,
     ActiveAdapters,
@@ -48,7 +49,7 @@ from .layers.row_adapter import (
 )
 from .memory_formulas import OpBytes
 from .text.attention import CrossAttention
-from .text.decoder import Mixer
+from .text.decoder import AbsentLayer, Mixer, modules_of_all_ranks
 from .text.encoder_decoder import CrossDecoderCrossAttention
 
 ModelPart = Literal["decoder", "experts", "cross", "head", "encoder"]
@@ -80,12 +81,13 @@ class AdaptedLayers:
         self._calls: ActiveAdapters = ActiveAdapters()  # of the layers of experts
         self._layers: list[AdaptedLayer] = []
         self._part_of: list[ModelPart] = []
+        self._absent = set[int]()  # numbers of layers that other ranks hold
         self._shards: dict[str, tuple[int, slice]] = {}  # canonical name of a tensor -> number of its layer, and its outputs
         parts: tuple[ModelPart, ...] = ("decoder", "head", "encoder")
         for part, modules in zip(parts, (model.decoder_parts, model.head_parts, model.encoder_parts), strict=True):
             for name, module in modules:
                 self._add_layers(name, module, part)
-        converted = [(path, module) for path, module in model.named_modules() if isinstance(module, Convertible)]
+        converted = [(path, module) for path, module in modules_of_all_ranks(model) if isinstance(module, Convertible)]
         self._converters: dict[str, Converter] = dict(
             chain.from_iterable(module.converters(path) for path, module in converted)
         )
@@ -95,17 +97,19 @@ class AdaptedLayers:
         self._weights: set[str] = {weight_of(name) for name in names}
 
     def _add_layers(self, path: str, module: nn.Module, part: ModelPart) -> None:
+        if isinstance(module, AbsentLayer):
+            (module,) = module.layers
         if isinstance(module, Linear):
-            start, number = 0, self._add(module, part)
+            start, number = 0, self._add(path, module, part)
             for name, rows in module.shards.items():
                 stem, outputs = f"{path[: path.rfind('.') + 1]}{name}", slice(start, start := start + rows)
                 self._shards[f"{stem}.weight"] = number, outputs
                 if module.bias is not None:
                     self._shards[f"{stem}.bias"] = number, outputs
         elif isinstance(module, LmHead) and module.proj is None:
-            self._shards[f"{path}.lm_head.weight"] = self._add(module, part), slice(0, module.outputs)
+            self._shards[f"{path}.lm_head.weight"] = self._add(path, module, part), slice(0, module.outputs)
         elif isinstance(module, EmbeddingTable | Norm):
-            number, (rows, _) = self._add(module, part), layer_shape(module)
+            number, (rows, _) = self._add(path, module, part), layer_shape(module)
             self._shards |= {name: (number, slice(0, rows)) for name, _ in module.tensors(path)}
         if isinstance(module, Mixture | ModalityMixture):
             self._add_mixture(path, module, part)
@@ -127,12 +131,15 @@ class AdaptedLayers:
             return  # its routers get the rows of one modality, not those of the step
         for name, mixture in mixtures.items():
             if part == "experts":
-                self._add_layers(f"{name}.experts", mixture.experts, part)
+                for number, expert in mixture.all_experts:
+                    self._add_layers(f"{name}.experts.{number}", expert, part)
             self._add_layers(f"{name}.gate", mixture.gate, part)
 
-    def _add(self, layer: AdaptedLayer, part: ModelPart) -> int:
+    def _add(self, path: str, layer: AdaptedLayer, part: ModelPart) -> int:
         """Give a layer its slot, and return its number."""
         if layer.slot is None:
+            if is_below(path, self._base().absent):
+                self._absent.add(len(self._layers))
             layer.slot = AdapterSlot(len(self._layers), self._calls if part == "experts" else self.active[part])
             self._layers.append(layer)
             self._part_of.append(part)
@@ -153,6 +160,13 @@ class AdaptedLayers:
         assert model is not None
         return model
 
+    def _is_unused(self, stored: str) -> bool:
+        """Return whether no rank computes with a tensor of the checkpoint."""
+        base = self._base()
+        if stored in self._shards or is_below(rename(stored, base.prefixes), base.absent):
+            return False
+        return base.is_unused(stored)
+
     def split(self, pair: LowRankPair) -> list[ShardPair]:
         """Return the pairs of the shards that a stored weight has become. Tensors may be on the meta device.
 
@@ -161,7 +175,7 @@ class AdaptedLayers:
         Raises:
             CheckpointError: no layer takes it, or its shape does not fit.
         """
-        if pair.weight not in self._shards and self._base().is_unused(pair.weight):
+        if self._is_unused(pair.weight):
             return []
         if pair.down.ndim == 3:
             return self._split_experts(pair)
@@ -228,7 +242,7 @@ class AdaptedLayers:
         Raises:
             CheckpointError: no layer takes it, or its shape does not fit.
         """
-        if weight.stored not in self._shards and self._base().is_unused(weight.stored):
+        if self._is_unused(weight.stored):
             return []
         replaced = []
         for name, tensor in self._parts(weight.module, weight.stored, weight.tensor, None):
@@ -272,8 +286,10 @@ class AdaptedLayers:
                 magnitude=None if pair.magnitude is None else part(pair.number, pair.weight, pair.magnitude),
             )
             for pair in pairs
+            if pair.number not in self._absent
         ]
-        return own, [replace(each, tensor=part(each.number, each.name, each.tensor)) for each in replaced]
+        here = (each for each in replaced if each.number not in self._absent)
+        return own, [replace(each, tensor=part(each.number, each.name, each.tensor)) for each in here]
 
     def _is_divided(self, number: int) -> bool:
         layer = self._layers[number]
@@ -348,8 +364,8 @@ class AdaptedLayers:
     def capacity(self, count: int, rank: int) -> int:
         """Return the bytes of so many adapters of this rank that change every layer but norms and experts, with DoRA."""
         total = 0
-        for layer, part in zip(self._layers, self._part_of, strict=True):
-            if part != "experts" and not isinstance(layer, Norm):
+        for number, (layer, part) in enumerate(zip(self._layers, self._part_of, strict=True)):
+            if part != "experts" and not isinstance(layer, Norm) and number not in self._absent:
                 total += pairs_bytes(layer, [(rank, rows) for rows in _shard_rows(layer)])
                 total += 0 if isinstance(layer, EmbeddingTable) else gain_bytes(layer, layer.outputs)
         return count * total

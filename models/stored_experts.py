@@ -30,7 +30,7 @@ class ExpertStack:
     """One layer of all experts.
 
     Args:
-        modules: canonical paths of the shards of each expert's layer.
+        modules: canonical paths of the shards of each expert's layer; () for an expert that another rank holds.
         shape: outputs and inputs of an expert's layer.
         transposed: a square matrix is stored as `[in, out]`. Others show it by their shape.
     """
@@ -49,8 +49,10 @@ class ExpertStack:
         return expert
 
     def split(self, weight_format: WeightFormat, stored: Mapping[str, Tensor]) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Yield the canonical names and weights of all experts. Raise ValueError for another shape."""
+        """Yield the canonical names and weights of the experts here. Raise ValueError for another shape."""
         for number, modules in enumerate(self.modules):
+            if not modules:
+                continue
             weight, count = weight_format.decode(self.parts(number, stored)), len(modules)
             if weight.shape != self.shape:
                 raise ValueError(f"an expert of shape {list(weight.shape)}, the config needs {list(self.shape)}")
@@ -74,10 +76,13 @@ def stacks(model: nn.Module) -> dict[str, ExpertStack]:
                 ("switch_mlp.up_proj", "gate_up", slice(1, 2)),
                 ("switch_mlp.down_proj", "down", slice(1)),
             ):
-                first = layer.experts[0].get_submodule(part)
+                first = next(layer.experts.children()).get_submodule(part)
                 assert isinstance(first, Linear)
                 shards = list(first.shards.items())[chosen]
-                modules = tuple(tuple(f"{path}.experts.{i}.{shard}" for shard, _ in shards) for i in range(len(layer.experts)))
+                modules = tuple(
+                    () if i in layer.absent_experts else tuple(f"{path}.experts.{i}.{shard}" for shard, _ in shards)
+                    for i in range(layer.num_experts)
+                )
                 shape = sum(outputs for _, outputs in shards), first.weight.shape[1]
                 stacked[f"{path}.{name}"] = ExpertStack(modules, shape, layer.transposed)
     return stacked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -24,6 +24,7 @@ from .interface import Model
 from .layers.basic import Converter, Convertible, EmbeddingTable, WeightedLayer
 from .layers.linear import Linear, LmHead
 from .layers.moe import Mixture
+from .layers.ranks import is_below
 from .quantization import parse_quantization
 from .stored_formats import Formats, Joiner
 from .upload import Copy, copier
@@ -139,6 +140,7 @@ def fill(
     weights: Iterable[tuple[str, Tensor]],
     prefixes: Sequence[tuple[str, str]],
     ignored: tuple[str, ...] = (),
+    absent: Collection[str] = (),
 ) -> None:
     """Copy every tensor to its layer and pack each layer once it is complete.
 
@@ -148,6 +150,7 @@ def fill(
     Args:
         prefixes: (stored, canonical) prefixes of names; the first match is replaced.
         ignored: canonical prefixes of tensors that are not used.
+        absent: canonical paths of modules that other ranks hold.
 
     Raises:
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
@@ -158,7 +161,7 @@ def fill(
     restored = {name for module in root.modules() if isinstance(module, Linear) for name in module.restored}
     copy = copier(next((view.device for _, views in layers.values() for view in views.values() if not view.is_meta), _CPU))
     filled = 0  # bytes since the heap was trimmed
-    for stored, name, whole in _joined(root, weights, prefixes, ignored):
+    for stored, name, whole in _joined(root, weights, prefixes, ignored, absent):
         for part, tensor in _convert(stored, whole, converters[name][1]) if name in converters else [(name, whole)]:
             if part in layers:
                 filled += layers[part][1][part].nbytes if part in layers[part][1] else 0
@@ -166,7 +169,7 @@ def fill(
                 if not layers[part][1]:
                     _pack(layers[part][0], heads)
                     filled = _trimmed(filled)
-            elif not part.endswith(_BUFFER) and part not in restored:
+            elif not part.endswith(_BUFFER) and part not in restored and not is_below(part, absent):
                 surplus.append(stored)
     _check_empty("lacks", {name for _, views in layers.values() for name in views})
     _check_empty("holds unknown", surplus)
@@ -180,6 +183,7 @@ def check(
     headers: Iterable[tuple[str, Tensor]],
     prefixes: Sequence[tuple[str, str]],
     ignored: tuple[str, ...] = (),
+    absent: Collection[str] = (),
 ) -> None:
     """Compare names and shapes of stored tensors (from `read_headers`) with the model, before any weight is read.
 
@@ -199,7 +203,7 @@ def check(
                 split.add(f"{converters[f'{module}.weight'][0]}.")
         else:
             wide.append((stored, header))
-    for stored, name, whole in _joined(root, wide, prefixes, ignored):
+    for stored, name, whole in _joined(root, wide, prefixes, ignored, absent):
         has_shape = bool(prod(whole.shape))  # without a shape it cannot be said what a converter splits the tensor into
         if name in converters and not has_shape:
             path = converters[name][0]
@@ -214,7 +218,7 @@ def check(
                     held = layers[part][0].held_part(part, tensor) if isinstance(tensor, Tensor) else tensor
                     _check_shape(stored, held.shape, views[part])
                     _note_dtype(part, tensor, layers[part][0])
-            elif not part.endswith(_BUFFER):
+            elif not part.endswith(_BUFFER) and not is_below(part, absent):
                 surplus.append(stored)
     _check_empty("lacks", (name for name in missing if not name.startswith(tuple(split))))
     _check_empty("holds unknown", surplus)
@@ -240,13 +244,17 @@ def _converters(root: nn.Module) -> dict[str, tuple[str, Converter]]:
 
 
 def _joined(
-    root: nn.Module, weights: Iterable[tuple[str, Tensor]], prefixes: Sequence[tuple[str, str]], ignored: tuple[str, ...]
+    root: nn.Module,
+    weights: Iterable[tuple[str, Tensor]],
+    prefixes: Sequence[tuple[str, str]],
+    ignored: tuple[str, ...],
+    absent: Collection[str],
 ) -> Iterator[tuple[str, str, Tensor | QuantizedWeight]]:
     """Yield stored name, canonical name and weight, without ignored ones; the parts of a quantised weight are joined."""
     joiner = Joiner(getattr(root, "formats", None) or Formats({}))
     for stored, tensor in weights:
         name = rename(stored, prefixes)
-        if not name.startswith(ignored):
+        if not name.startswith(ignored) and not is_below(name, absent):
             for canonical, weight in joiner.join(name, tensor):
                 yield stored, canonical, weight
                 del weight

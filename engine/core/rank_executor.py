@@ -51,7 +51,7 @@ def join(config: EngineConfig, rank: int, meeting: str) -> Sequence[Ranks]:
     limit = timedelta(seconds=GATHER_SECONDS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     make_process_groups(config.tensor_parallel_size, config.pipeline_parallel_size, limit)
-    return rank_groups(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+    return rank_groups(rank, config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel)
 
 
 def signature(output: StepOutput) -> Signature:

@@ -124,7 +124,7 @@ class ModelSource:
         if self.updates:
             return None
         kernels = (native.ABI, bodies_in_use(), config.kernels, config.dtype == "auto", str(self.dtype))
-        part = [number for group in self.ranks for number in (group.rank, group.size, group.layers)]
+        part = [number for group in self.ranks for number in (group.rank, group.size, group.layers, group.experts)]
         name = digest("sensorium.packed", self.files.stat_digest(), config.quantization, kernels, *part)
         return Path(config.packed_cache_dir) / f"{name}.safetensors"
 

@@ -8,15 +8,14 @@ from torch import nn
 
 from ...callers.errors import ConfigError
 from ...models.interface import Model
+from ...models.layers.moe import Mixture
 from ...models.layers.ranks import Ranks
-from ...models.text.decoder import Decoder
+from ...models.text.decoder import Decoder, modules_of_all_ranks
 from ..config import EngineConfig
 from ..speculative_config import read_speculative_config
 
 _WHOLE = {"parts": "all", "load_talker": False, "load_mtp": False}
 """Options, and the value that several ranks can honour."""
-_WHOLE_LAYERS = {"enable_lora": False}
-"""The same of ranks that divide the list of layers."""
 
 
 def check_rank_options(config: EngineConfig) -> None:
@@ -29,7 +28,7 @@ def check_rank_options(config: EngineConfig) -> None:
         raise _error(size, layers, "divides a model on a CPU only; use <<device=>>'cpu', or an engine per GPU")
     if config.uses_async_scheduling:
         raise _error(size, layers, "needs <<async_scheduling=>>None or False")
-    for name, value in (_WHOLE | _WHOLE_LAYERS if layers else _WHOLE).items():
+    for name, value in _WHOLE.items():
         if getattr(config, name) != value:
             raise _error(size, layers, f"cannot be combined with <<{name}>>; leave one of them out")
     if read_speculative_config(config.speculative_config).predicted:
@@ -44,8 +43,12 @@ def check_ranks(model: Model, ranks: Ranks, architecture: str) -> None:
         reason = f"{architecture} has adapters of its own"
     elif ranks.layers:
         reason = _undivided_layers(getattr(model, "language_model", None), ranks, architecture)
-    elif not any(_divides_outputs(module) for module in cast(nn.Module, model).modules()):
-        reason = f"it divides neither the heads nor the MLPs of {architecture}"
+    else:
+        divided = [module for _, module in modules_of_all_ranks(cast(nn.Module, model)) if _divides_outputs(module)]
+        if ranks.experts and not any(isinstance(module, Mixture) for module in divided):
+            unfit = f"{architecture} has no layer with an expert for each of {ranks.size} processes"
+            raise ConfigError(f"<<param=>>True cannot be honoured: {unfit}; leave it out", param="enable_expert_parallel")
+        reason = None if divided else f"it divides neither the heads nor the MLPs of {architecture}"
     if reason is not None:
         raise _error(ranks.size, ranks.layers, f"cannot be honoured: {reason}")
 
@@ -62,7 +65,7 @@ def _undivided_layers(decoder: object, ranks: Ranks, architecture: str) -> str |
     layers = decoder.spec.layers
     if len(layers) < ranks.size:
         return f"{architecture} has {len(layers)} layers here"
-    parts = [ranks.layers_of(rank, len(layers)) for rank in range(ranks.size)]
+    parts = [ranks.range_of(rank, len(layers)) for rank in range(ranks.size)]
     sources = ((number, getattr(layer.mixer, "source", None)) for number, layer in enumerate(layers))
     if any(source is not None and not any(number in part and source in part for part in parts) for number, source in sources):
         return f"layers of {architecture} read the KV cache of layers that another process would hold"

@@ -113,7 +113,7 @@ def resolve_engine(
         )
     if config.load_talker:
         build_talker(config, files, torch.device("meta"))
-    ranks = ranks or rank_groups(0, config.tensor_parallel_size, config.pipeline_parallel_size)
+    ranks = ranks or rank_groups(0, config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel)
     source = ModelSource(config, files, info, ranks)
     plan_model = cache(source.build_for_plan)
     if config.parts != "encoder":

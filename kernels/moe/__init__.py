@@ -6,13 +6,13 @@ adds the row's experts in the order of its choices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch import Tensor
 
 from ..dispatch import implementation
-from .experts import Expert, RoutingConfig, StackedExperts
+from .experts import Expert, RoutingConfig, Share, StackedExperts
 
 
 def route(logits: Tensor, rule: RoutingConfig, correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -40,12 +40,27 @@ def _sparse_mixer(logits: Tensor, rule: RoutingConfig) -> tuple[Tensor, Tensor]:
     return torch.cat(weights, -1), topk_ids.int() if logits.is_cuda else topk_ids
 
 
-def loop_experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, experts: int, expert: Expert) -> Tensor:
-    """Run `expert(number, rows)` once per expert on all its rows, and sum the weighted results: `[rows, dim]`."""
+def loop_experts(
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    experts: int,
+    expert: Expert,
+    others: tuple[Container[int], Share] | None = None,
+) -> Tensor:
+    """Run `expert(number, rows)` once per expert on all its rows, and sum the weighted results: `[rows, dim]`.
+
+    Args:
+        others: the experts that other processes run, and how their results come here; None: there are none.
+    """
     order = topk_ids.flatten().argsort(stable=True)
     results = x.new_empty(len(order), x.shape[1])
-    for number, start, end in _expert_runs(torch.bincount(topk_ids.flatten(), minlength=experts).tolist()):
-        results[start:end] = expert(number, x.index_select(0, order[start:end] // topk_ids.shape[1]))
+    counts = torch.bincount(topk_ids.flatten(), minlength=experts).tolist()
+    for number, start, end in _expert_runs(counts):
+        if others is None or number not in others[0]:
+            results[start:end] = expert(number, x.index_select(0, order[start:end] // topk_ids.shape[1]))
+    if others is not None:
+        others[1](results, counts)
     where = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device)).view(topk_ids.shape)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for rows, weight in zip(where.unbind(1), topk_weights.unbind(1), strict=True):

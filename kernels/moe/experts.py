@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 Expert = Callable[[int, Tensor], Tensor]
 """Function from an expert's number and its rows `[n, dim]` to their results."""
+Share = Callable[[Tensor, Sequence[int]], None]
+"""Function that puts the results of other processes' experts into `[pairs, dim]`, ordered by expert, from the rows of each."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import accumulate, product
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from .basic import Converter, Norm, Renamed, TensorModule, WeightedLayer
 from .builder import StoredTensor
 from .linear import Linear, weights_deferred
 from .mlp import GatedMlp, PlainMlp, gated_mlp_bytes
+from .ranks import current_ranks
 from .row_adapter import ExpertSlot
 
 _NUMBERED_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -61,6 +62,9 @@ class Mixture(WeightedLayer):
 
     Attributes:
         slot: the adapters of requests that change experts; None if they do not.
+        ranks: those that divide the experts; None: this process has all of them.
+        absent_experts: those that other ranks hold, without memory, by number.
+        sent_bytes: see `ranks.rank_traffic`; the mean over the ranks, which depends on the choices of the rows.
     """
 
     slot: ExpertSlot | None = None
@@ -88,8 +92,14 @@ class Mixture(WeightedLayer):
         fits = self.is_plain == is_in_torch(spec.act)  # the kernel has gates exactly with its own activations
         stack = fits and backend("moe", device, dtype) == "triton" and not weights_deferred()
         expert_device = torch.device("meta") if stack else device
-        self._experts = [mlp(wide, spec.inner[modality], device=expert_device) for _ in range(spec.experts)]
-        self.experts = nn.ModuleList(self._experts)
+        ranks, self.num_experts = current_ranks(), spec.experts
+        self.ranks = ranks if ranks is not None and ranks.experts and spec.experts >= ranks.size else None
+        held = range(spec.experts) if self.ranks is None else self.ranks.range_of(self.ranks.rank, spec.experts)
+        self._experts = {number: mlp(wide, spec.inner[modality], device=expert_device) for number in held}
+        self.experts = nn.ModuleDict({str(number): expert for number, expert in self._experts.items()})
+        numbers = [number for number in range(spec.experts) if number not in held]
+        self.absent_experts = {number: mlp(wide, spec.inner[modality], device=torch.device("meta")) for number in numbers}
+        self.sent_bytes = 0 if self.ranks is None else -(-spec.top_k * wide * dtype.itemsize // self.ranks.size)
         self.stacked: StackedExperts | None = None
         if stack:
             gate_ups, downs = self._layers()
@@ -130,7 +140,8 @@ class Mixture(WeightedLayer):
             weights, chosen = torch.ones_like(weights).view(-1, 1), chosen.view(-1, 1)
         x = x if self.into is None else self.into(x)
         if self.stacked is None:
-            mixed = loop_experts(x, weights, chosen, len(self._experts), lambda number, rows: self._experts[number](rows))
+            others = None if self.ranks is None else (self.absent_experts, self._share_)
+            mixed = loop_experts(x, weights, chosen, self.num_experts, lambda number, rows: self._experts[number](rows), others)
         else:
             if selected is not None:
                 chosen = chosen.masked_fill_(~selected[:, None], -1)
@@ -139,10 +150,28 @@ class Mixture(WeightedLayer):
             mixed = mixed.unflatten(0, (-1, self.rule.top_k)).sum(1)
         return mixed if self.out_of is None else self.out_of(mixed)
 
+    @property
+    def all_experts(self) -> Sequence[tuple[int, GatedMlp | PlainMlp]]:
+        """The experts of all ranks by number."""
+        return sorted((self._experts | self.absent_experts).items())
+
+    @property
+    def absent(self) -> Iterator[str]:
+        """Paths, below this module, of the experts that other ranks hold."""
+        return (f"experts.{number}" for number in self.absent_experts)
+
+    def _share_(self, results: Tensor, counts: Sequence[int]) -> None:
+        """Fill the results `[pairs, dim]`, ordered by expert, with those of the other ranks. `counts`: pairs of each expert."""
+        assert self.ranks is not None
+        starts = [0, *accumulate(counts)]
+        firsts = (self.ranks.range_of(rank, self.num_experts).start for rank in range(self.ranks.size))
+        self.ranks.share_rows_(results, [*(starts[first] for first in firsts), len(results)])
+
     def _layers(self) -> tuple[list[Linear], list[Linear]]:
-        """Return the first layers of all experts (gate and up, or up alone), and their down layers."""
-        first = [expert.gate_up if isinstance(expert, GatedMlp) else expert.up for expert in self._experts]
-        return first, [expert.down for expert in self._experts]
+        """Return the first layers of the experts here (gate and up, or up alone), and their down layers."""
+        experts = self._experts.values()
+        first = [expert.gate_up if isinstance(expert, GatedMlp) else expert.up for expert in experts]
+        return first, [expert.down for expert in experts]
 
     def after_load(self) -> None:
         experts = self.stacked
@@ -173,7 +202,7 @@ class Mixture(WeightedLayer):
             yield f"{block}.{router}.weight", Renamed(f"{path}.gate.weight")
         yield f"{block}.input_linear.weight", partial(self._split, path, ("gate_proj", "up_proj"))
         yield f"{block}.output_linear.weight", partial(self._split, path, ("down_proj",))
-        for i, (stored, part) in product(range(len(self._experts)), _NUMBERED_PARTS.items()):
+        for i, (stored, part) in product(range(self.num_experts), _NUMBERED_PARTS.items()):
             yield f"{block}.experts.{i}.{stored}.weight", Renamed(f"{path}.experts.{i}.{part}.weight")
 
     def _split(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -230,6 +259,10 @@ class ModalityMixture(WeightedLayer):
         for number, name in enumerate(spec.modality_experts):
             self._mixtures.append(Mixture(dim, spec, dtype, device, modality=number, shared=0))
             self.add_module(name, self._mixtures[number])
+        # each row has experts of one modality, so those of the others send nothing for it
+        self.sent_bytes = self._mixtures[0].sent_bytes
+        for mixture in self._mixtures:
+            mixture.sent_bytes = 0
         shared = spec.shared_inner
         self.shared_experts = _build_expert(spec.of_shared, dtype, dim, shared, device=device) if shared else None
 

@@ -6,11 +6,12 @@ same bits as on one device. Parts are gathered where the next layer reads all of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -54,12 +55,14 @@ class Ranks:
         size: number of processes in the group, at least 2.
         layers: the group divides the list of the decoder's layers (pipeline); if False, it divides the outputs of each layer
             (tensor).
+        experts: a group that divides outputs also divides the experts of mixtures.
         members: ranks of these processes in torch's default process group, in order; () for all of them.
     """
 
     rank: int
     size: int
     layers: bool = False
+    experts: bool = False
     members: tuple[int, ...] = ()
 
     @property
@@ -75,8 +78,8 @@ class Ranks:
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def layers_of(self, rank: int, count: int) -> range:
-        """Return the layers of a rank, of `count`: earlier ranks have earlier layers, and at most one more."""
+    def range_of(self, rank: int, count: int) -> range:
+        """Return the layers or experts of a rank, of `count`: earlier ranks have earlier ones, and at most one more."""
         starts = [-(-count * number // self.size) for number in (rank, rank + 1)]
         return range(*starts)
 
@@ -86,22 +89,36 @@ class Ranks:
         shared: Tensor = torch.ops.sensorium.share_from_rank(both, source, self._members)
         return shared[0], shared[1]
 
+    def share_rows_(self, x: Tensor, bounds: Sequence[int]) -> None:
+        """Fill `x [rows, dim]` with the rows of all ranks: a rank has those from `bounds[rank]` to the next. All ranks call it.
+
+        Unlike the other two, it is no operator: who needs it has read numbers of rows on the host, and is not recorded.
+        """
+        members, group = self._members, _groups.get(tuple(self._members))
+        parts = [(source, x[start:end]) for source, (start, end) in zip(members, pairwise(bounds), strict=True) if end > start]
+        for work in [
+            torch.distributed.broadcast(part.view(torch.uint8), source, group=group, async_op=True) for source, part in parts
+        ]:
+            work.wait()
+
     def gather(self, x: Tensor) -> Tensor:
         """Return the columns of all ranks in their order: `[rows, part]` -> `[rows, size * part]`. All ranks call it."""
         gathered: Tensor = torch.ops.sensorium.gather_columns(x, self._members)
         return gathered
 
 
-def rank_groups(rank: int, tensor_size: int, pipeline_size: int) -> tuple[Ranks, ...]:
+def rank_groups(rank: int, tensor_size: int, pipeline_size: int, experts: bool = False) -> tuple[Ranks, ...]:
     """Return the tensor group and the pipeline group of a process. A group of one process is left out.
 
     Args:
         rank: number of the process, from 0. Those of one pipeline stage have consecutive numbers.
         tensor_size: `tensor_parallel_size`. pipeline_size: `pipeline_parallel_size`.
+        experts: `enable_expert_parallel`.
     """
     stage, part = divmod(rank, tensor_size)
     all_ranks = tensor_size == 1 or pipeline_size == 1
-    outputs = Ranks(part, tensor_size, members=() if all_ranks else tuple(range(rank - part, rank - part + tensor_size)))
+    of_stage = () if all_ranks else tuple(range(rank - part, rank - part + tensor_size))
+    outputs = Ranks(part, tensor_size, experts=experts, members=of_stage)
     num_ranks = tensor_size * pipeline_size
     layers = Ranks(stage, pipeline_size, True, members=() if all_ranks else tuple(range(part, num_ranks, tensor_size)))
     return tuple(group for group in (outputs, layers) if group.size > 1)
@@ -125,7 +142,7 @@ class RankTraffic:
 
     Args:
         messages: their number.
-        row_bytes: for each row of the step.
+        row_bytes: for each row of the step; of experts, the mean over the ranks.
         logits_row_bytes: for each row of which logits are computed.
     """
 
@@ -161,6 +178,11 @@ class Rows:
         if not stored.dim() or len(stored) != self.total:
             return stored
         return stored[self.slices[0]] if len(self.slices) == 1 else torch.cat([stored[rows] for rows in self.slices])
+
+
+def is_below(name: str, paths: Collection[str]) -> bool:
+    """Return whether a name with dots is below one of the paths."""
+    return bool(paths) and any(name[:end] in paths for end, letter in enumerate(name) if letter == ".")
 
 
 _ranks: ContextVar[Sequence[Ranks]] = ContextVar("sensorium_ranks", default=())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -64,11 +64,24 @@ class CrossLayer(TensorModule):
 
 
 class AbsentLayer(TensorModule):
-    """A layer that another rank holds. `mixers`: its mixers without memory, which say what they cache."""
+    """A layer that another rank holds.
+
+    Attributes:
+        layers: the layer without memory. It is in a tuple, so that it is not registered.
+        mixers: its mixers, which say what they cache.
+    """
 
     def __init__(self, layer: CrossLayer | DecoderLayer) -> None:
         super().__init__()
-        self.mixers = layer.mixers  # in a tuple, so that they are not registered
+        self.layers, self.mixers = (layer,), layer.mixers
+
+
+def modules_of_all_ranks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the paths and modules of a model, with those of layers that other ranks hold."""
+    for path, module in model.named_modules():
+        yield path, module
+        if isinstance(module, AbsentLayer):
+            yield from module.layers[0].named_modules(prefix=path)
 
 
 Mixer = DecoderAttention | LatentAttention | ShortConv | GatedDeltaNet | Mamba2 | LightningAttention
@@ -168,7 +181,12 @@ class DecoderLayer(TensorModule):
 
 
 class Decoder(TensorModule):
-    """ForwardBatch -> normed hidden states `[rows, hidden]`."""
+    """ForwardBatch -> normed hidden states `[rows, hidden]`.
+
+    Attributes:
+        held: numbers of the layers that this rank holds.
+        absent: canonical paths, below this module, of the layers and experts that other ranks hold.
+    """
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 
@@ -181,7 +199,7 @@ class Decoder(TensorModule):
         self.ranks = ranks = current_ranks(layers=True)
         # see rank_traffic: the residual stream, and the output to be added to it
         self.sent_bytes = 0 if ranks is None else 2 * spec.hidden_size * dtype.itemsize
-        self.held = range(len(classes)) if ranks is None else ranks.layers_of(ranks.rank, len(classes))
+        self.held = range(len(classes)) if ranks is None else ranks.range_of(ranks.rank, len(classes))
         layers: list[CrossLayer | DecoderLayer | AbsentLayer] = [
             make(layer, spec, dtype, device) if i in self.held else AbsentLayer(make(layer, spec, dtype, torch.device("meta")))
             for i, (make, layer) in enumerate(zip(classes, spec.layers, strict=True))
@@ -194,6 +212,9 @@ class Decoder(TensorModule):
             first = len(self.cache_specs) if source is None else self.cache_of_layer[source]
             self.cache_of_layer.append(first if module.mixers else 0)
             self.cache_specs += [mixer.cache_spec for mixer in module.mixers if source is None]
+        paths = (f"layers.{number}" for number in range(len(layers)) if number not in self.held)
+        experts = (f"{path}.{name}" for path, module in self.named_modules() for name in getattr(module, "absent", ()))
+        self.absent = frozenset((*paths, *experts))
         self.further_mixers = [range(1, len(module.mixers)) for module in layers]
         self.rotaries = [Rotary(rope, device) for rope in spec.ropes]
         scales = {a.temperature: None for a in spec.attentions if isinstance(a, AttentionSpec) and a.temperature}

@@ -32,17 +32,18 @@ from sensorium.engine.setup import loader
 from sensorium.engine.setup.doctor import plan_of
 from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.types import LoadedAdapter
-from sensorium.kernels.bodies import bodies_in_use
 from sensorium.kernels.linear.grouped import GroupedWeight
 from sensorium.models.layers.linear import Linear, LmHead
 from sensorium.models.layers.ranks import Ranks, RankTraffic, Rows, building_for, make_process_groups, rank_groups, rank_traffic
+from several_ranks import GREEDY, SAMPLED, answers, peers, same_bodies  # noqa: F401
 from torch import Tensor, nn
 from waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("same_bodies")
 PROMPTS = [asked(make_image(1)), "The sky is", asked(make_image(2), make_image(1))]
 PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=1),
-    SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=12, ignore_eos=True, logprobs=1, presence_penalty=0.5),
+    GREEDY,
+    SAMPLED,
     SamplingParams(
         temperature=0.7, seed=3, max_tokens=10, logprobs=0, structured_outputs=StructuredOutputsParams(choice=["up", "down"])
     ),
@@ -51,30 +52,6 @@ OPTIONS = {"max_model_len": 512, "max_num_seqs": 4, "limit_mm_per_prompt": {"ima
 FAMILIES = ("qwen3_vl", "gemma3", "phi3_vision", "qwen2_audio", "step3p7")
 STAGED = ("qwen3_vl", "qwen3_vl_moe", "kimi_vl", "lfm2_vl", "mllama")
 """With deepstack levels, mixtures of experts, latent attention, layers with a state, and cross-attention."""
-
-
-@pytest.fixture(autouse=True)
-def same_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all engines compute with the bodies of this process, also where measured rates cannot be kept."""
-    if "SENSORIUM_CPU" not in os.environ:
-        monkeypatch.setenv("SENSORIUM_CPU", ",".join(bodies_in_use()))
-
-
-def answers(llm: LLM, prompts: object, params: object) -> list[Any]:
-    """Return token ids and log probabilities, bit for bit."""
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert [output.error for output in outputs] == [None] * len(outputs)
-    return [(output.prompt_logprobs, output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
-
-
-def peers(llm: LLM) -> list[int]:
-    """Return the process ids of all ranks but the first."""
-    children = Path(f"/proc/{llm.engine.loop.core.pid}/task").glob("*/children")
-    return [int(pid) for file in children for pid in file.read_text().split() if _is_rank(int(pid))]
-
-
-def _is_rank(pid: int) -> bool:
-    return b"rank_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -176,34 +153,38 @@ def save_adapter(folder: Path, seed: int, with_dora: bool) -> Path:
     return folder
 
 
+ADAPTERS = ["a", "b", None]
+
+
 @pytest.mark.parametrize(
-    ("size", "options"),
-    [(2, {"dtype": "float32"}), (4, {"dtype": "bfloat16"}), (2, {"dtype": "float32", "quantization": "int8"})],
+    ("split", "options"),
+    [
+        ({"tensor_parallel_size": 2}, {"dtype": "float32"}),
+        ({"tensor_parallel_size": 4}, {"dtype": "bfloat16"}),
+        ({"tensor_parallel_size": 2}, {"dtype": "float32", "quantization": "int8"}),
+        ({"pipeline_parallel_size": 2}, {"dtype": "float32"}),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {"dtype": "bfloat16"}),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("with_dora", [False, True])
 def test_adapters_of_requests_have_the_bits_of_one_process(
-    size: int, options: Mapping[str, Any], with_dora: bool, tmp_path: Path
+    split: Mapping[str, int], options: Mapping[str, Any], with_dora: bool, tmp_path: Path
 ) -> None:
     """Each request of a batch has another adapter or none; they are read again after sleep, and can be unloaded."""
     folders = {name: save_adapter(tmp_path / name, seed, with_dora) for seed, name in enumerate(("a", "b"))}
     options = {**OPTIONS, **options, "enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
 
-    def run(llm: LLM) -> list[Any]:
-        outputs = llm.generate(PROMPTS, PARAMS, adapter=["a", "b", None], use_tqdm=False)
-        assert [output.error for output in outputs] == [None] * 3
-        return [(output.prompt_logprobs, output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
-
     found = []
-    for ranks in (1, size):
-        with LLM(MODEL, **options, tensor_parallel_size=ranks) as llm:
+    for sizes in ({}, split):
+        with LLM(MODEL, **options, **sizes) as llm:
             plain = answers(llm, PROMPTS, PARAMS)
             infos = [llm.load_adapter(name, folder) for name, folder in folders.items()]
-            found.append((plain, run(llm), [info.rank for info in infos]))
-            if ranks > 1:
+            found.append((plain, answers(llm, PROMPTS, PARAMS, ADAPTERS), [info.rank for info in infos]))
+            if sizes:
                 llm.sleep()
                 llm.wake_up()
-                assert run(llm) == found[0][1]
+                assert answers(llm, PROMPTS, PARAMS, ADAPTERS) == found[0][1]
                 llm.unload_adapter("a")
                 assert answers(llm, PROMPTS, PARAMS) == plain
     assert found[0] == found[1]
@@ -408,7 +389,6 @@ def test_no_process_is_left_and_processors_run_on_all_ranks() -> None:
         ({"pipeline_parallel_size": 5, "tensor_parallel_size": 2}, "pipeline_parallel_size=5"),
         ({"tensor_parallel_size": 5, "pipeline_parallel_size": 2}, "divides neither"),
         ({"tensor_parallel_size": 2, "parts": "encoder"}, "parts"),
-        ({"pipeline_parallel_size": 2, "enable_lora": True}, "enable_lora"),
         ({"tensor_parallel_size": 2, "async_scheduling": True}, "async_scheduling"),
         ({"tensor_parallel_size": 2, "speculative_config": {"model": MODEL, "num_speculative_tokens": 2}}, "drafts"),
     ],

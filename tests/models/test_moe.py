@@ -85,7 +85,7 @@ def test_a_matrix_of_all_experts_may_be_transposed() -> None:
     layer = Mixture(DIM, square, torch.float32, CPU)
     fill(Root(layer), stored.items(), ())
     gate, up = (X @ gate_up[3]).chunk(2, -1)
-    torch.testing.assert_close(layer.experts[3](X), (nn.functional.silu(gate) * up) @ down[3], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer.experts["3"](X), (nn.functional.silu(gate) * up) @ down[3], rtol=1e-4, atol=1e-4)
 
 
 def test_routers_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Whisper(nn.Module):
     can_generate = recordable = True
     prefixes: tuple[tuple[str, str], ...] = PREFIXES
     ignored: tuple[str, ...] = ()
+    absent: Collection[str] = ()
     defaults: Mapping[str, Any] = _DEFAULTS
     formats: Formats | None = None
     request_adapters: object | None = None  # see DecoderModel
