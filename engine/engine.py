@@ -48,7 +48,7 @@ from .frontend.prompts import find_salt
 from .frontend.request import RequestInput
 from .frontend.request_handle import RequestHandle, ResetPrefixCache, UpdateWeights
 from .frontend.trace import span_observer
-from .frontend.weights import UpdateMode, WeightsSource, check_mode, read_update
+from .frontend.weights import KEEPS_REQUESTS, UpdateMode, WeightsSource, check_mode, read_update
 from .model_files import ModelFiles, load_model_files
 from .outputs import RequestOutput
 from .pooling_params import check_pooling
@@ -228,10 +228,10 @@ class Engine(NotPicklable):
         self.loop.check_open()
         tensors = read_update(weights)
         with self._sleep_lock:
-            self.loop.updating = True
+            self.loop.updating = mode not in KEEPS_REQUESTS
             try:
                 self._wait_for_requests(mode)
-                self.loop.call(UpdateWeights(tensors, mode == "abort")).result()
+                self.loop.call(UpdateWeights(tensors, mode)).result()
                 return self.weights_version
             finally:
                 self.loop.updating = False
@@ -246,7 +246,7 @@ class Engine(NotPicklable):
         while mode == "wait" and self.loop.num_unfinished:
             self.loop.check_open()
             if self.loop.num_live:
-                raise InputError('live sessions are open; close them, or give <<param=>>"abort"', param="mode")
+                raise InputError('live sessions are open; close them, or give <<param=>>"pause" or "abort"', param="mode")
             time.sleep(_POLL_SECONDS)
 
     def reset_prefix_cache(self) -> bool:

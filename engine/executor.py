@@ -66,8 +66,8 @@ class Executor(Protocol):
     def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Let the next `wake_up` take these weights in place of the checkpoint's. Errors: see `UpdatedWeights.stage`."""
 
-    def sleep(self) -> None:
-        """Free weights, caches, adapters of requests and all state of sequences."""
+    def sleep(self, keep_sequences: bool = False) -> None:
+        """Free weights, caches and adapters of requests. `keep_sequences`: do not forget sequences; they are computed again."""
 
     def wake_up(self) -> None:
         """Allocate memory and read the weights again. On failure it stays asleep; the errors are those of the core's verb."""
@@ -184,10 +184,10 @@ class LocalExecutor:
         self._source.stage_weights(weights)
         self.runner.store.drop_folder()  # files have rows of the former weights
 
-    def sleep(self) -> None:
+    def sleep(self, keep_sequences: bool = False) -> None:
         assert self._source is not None
         self._launched.clear()
-        self.runner.sleep(self._source.build_on_meta())
+        self.runner.sleep(self._source.build_on_meta(), keep_sequences)
 
     def wake_up(self) -> None:
         assert self._source is not None

@@ -296,20 +296,23 @@ class LLM(NotPicklable):
 
         Weights that are not given stay as they are. The new ones are packed and quantised as those of the checkpoint were.
         Nothing changes if one does not fit. If memory runs out later, the version counts, the engine sleeps, and `wake_up`
-        tries again. If its process dies, `weights_version` tells which weights the new process has. New
-        requests are refused until the call returns. Adapters are read again. A sleeping engine wakes up.
+        tries again. If its process dies, `weights_version` tells which weights the new process has. Adapters are read again. A
+        sleeping engine wakes up.
 
         Args:
             weights: (name, tensor) pairs with names of the checkpoint or of transformers, a mapping, or the path of a
                 safetensors file or of a folder with such files. A handle of shared memory, from `reduce_tensor` of
                 `torch.multiprocessing.reductions`, may stand for a tensor. The tensors are copied to the host and kept there,
                 also for a process of the engine that replaces a dead one.
-            mode: "wait" until requests have ended, or "abort" them with the finish reason "abort".
+            mode: "wait" until requests have ended, or "abort" them with the finish reason "abort"; new ones are refused
+                meanwhile. "pause": requests stop between two steps and go on with the new weights, which compute the keys and
+                values of all their tokens again. "restart": their answers begin again from the prompts, except those of
+                sessions and those of which a caller has received a part; these go on as with "pause".
 
         Raises:
             CheckpointError: a name is unknown, or a tensor has another shape, NaN or infinity.
-            InputError: live sessions are open, or the model's weights cannot be updated: it is quantised in its checkpoint,
-                has a merged adapter, runs through transformers, or is shared by several processes.
+            InputError: live sessions are open and `mode` is "wait", or the model's weights cannot be updated: it is quantised
+                in its checkpoint, has a merged adapter, or runs through transformers.
             EngineDeadError: the engine's process has died meanwhile.
         """
         return self.engine.update_weights(weights, mode)

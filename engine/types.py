@@ -211,7 +211,8 @@ class TokenOutput:
     Args:
         token_ids: the tokens of its sampled rows, in order. logprobs: those of each token.
         finish_reason: None, "stop", "length", "repetition", "abort" or "error".
-        num_removed: number of tokens to remove from the end of the answer (repair of a loop); then there are no new tokens.
+        num_removed: number of tokens to remove from the end of the answer (repair of a loop, or the answer begins again); then
+            there are no new tokens.
         timings: seconds of queue, encode, prefill and decode_steps; with the last output of an answer only.
         stats: with the last output of an answer only.
         pooled: float32, the result of `EngineRequest.pooling`.

@@ -187,11 +187,15 @@ class EncoderCore:
     def stage_weights(self, weights: object) -> Never:
         raise InputError("the weights of an engine that has only the encoder cannot be updated", code="unsupported")
 
+    def restart_answer(self, request_id: str) -> int:
+        """Return 0: there are no answers."""
+        return 0
+
     def reset_prefix_cache(self) -> bool:
         """Return True: there is no prefix cache."""
         return True
 
-    def sleep(self) -> Never:
+    def sleep(self, keep_sequences: bool = False) -> Never:
         raise InputError("an engine with <<parts=>>'encoder' cannot sleep; close it and make a new one")
 
     def wake_up(self) -> None:

@@ -66,7 +66,7 @@ class EngineCore:
         self._flight: _Flight | None = None
         self._compiling: dict[str, EngineRequest] = {}  # requests whose grammar is being compiled
         self._compiled: set[str] = set()  # requests whose grammar the executor keeps
-        self._refused: dict[str, Exception] = {}  # requests that the next step reports, because their grammar failed
+        self._refused: dict[str, Exception] = {}  # requests that the next step reports, because their grammar or adapter failed
         self._adapters: dict[str, tuple[str, int]] = {}  # identity -> folder, and how often it was loaded
         self._missing: set[str] = set()  # those of them that `reload_adapters` could not read
         self._checked: dict[str, Collection[Any]] = {}  # the token ids last checked, by parameter
@@ -224,20 +224,30 @@ class EngineCore:
         self.scheduler.reset_prefix_cache()
         return not self.scheduler.sequences
 
-    def sleep(self) -> None:
+    def restart_answer(self, request_id: str) -> int:
+        """Remove the tokens of the answer that a sequence is generating. Return how many these were; 0 for an unknown one."""
+        return self.scheduler.sequences.restart_answer(request_id)
+
+    def sleep(self, keep_sequences: bool = False) -> None:
         """Free weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.
 
+        Args:
+            keep_sequences: sequences wait, and then compute all their tokens again, those of their answers included.
+
         Raises:
-            InputError: there are sequences, or the model came from no checkpoint.
+            InputError: there are sequences that are not kept, or the model came from no checkpoint.
         """
         if not self.info.can_sleep:
             raise InputError("an engine that was made without a checkpoint cannot sleep")
-        if live := len(self.scheduler.sequences) + len(self._compiling):
+        live = len(self.scheduler.sequences) + len(self._compiling)
+        if live and not keep_sequences:
             raise InputError(f"{live} sequences are being served; end them, then call sleep()")
         if not self.asleep:
+            flight, self._flight, self.asleep = self._flight, None, True
+            if flight is not None and isinstance(flight.handle, BaseException):
+                self.scheduler.undo(flight.output)
             self.scheduler.reset_caches()
-            self._flight, self.asleep = None, True
-            self.executor.sleep()
+            self.executor.sleep(keep_sequences)
 
     def wake_up(self) -> None:
         """Allocate memory and read the weights again. Do nothing if the engine is awake. On failure it stays asleep.
@@ -250,17 +260,16 @@ class EngineCore:
             self.executor.wake_up()
             self.asleep = False
             self.reload_adapters(self._adapters)
+            self._refuse_without_adapter()
 
     def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Let the next `wake_up` take these weights in place of the checkpoint's. Nothing changes if they do not fit.
 
         Raises:
-            CheckpointError, InputError: as `ModelSource.stage_weights`, or there are sequences.
+            CheckpointError, InputError: as `ModelSource.stage_weights`.
         """
         if not self.info.can_sleep:
             raise InputError("an engine that was made without a checkpoint takes no weights", code="unsupported")
-        if live := len(self.scheduler.sequences) + len(self._compiling):
-            raise InputError(f"{live} sequences are being served; end them, then call update_weights()")
         self.executor.stage_weights(weights)
 
     def step(self) -> CoreOutputs:
@@ -402,11 +411,17 @@ class EngineCore:
             limits = f"the layers 0 to {layers - 1} with the heads 0 to {count - 1}"
             raise InputError(f"<<param>> holds {wrong}; this decoder has {limits}", code="unsupported", param="cross_attention")
 
+    def _refuse_without_adapter(self) -> None:
+        """End sequences whose adapter could not be read again. The next step reports them."""
+        for request in [*self.scheduler.requests.values()]:
+            if request.adapter in self._missing:
+                self.abort(request.request_id)
+                self._refused[request.request_id] = _no_adapter()
+
     def _check_adapter(self, name: str) -> None:
         adapters = self.info.adapters
         if name.startswith("lora:") and (name not in self._adapters or name in self._missing):
-            reason = "the adapter of this request is no longer loaded, or its files have changed; load it again"
-            raise InputError(reason, code="unknown_name", param="adapter")
+            raise _no_adapter()
         if name and name not in adapters and name not in self._adapters:
             raise InputError(f"no adapter {name!r}; {hint(name, adapters)}", code="unknown_name", value=name, param="adapter")
 
@@ -422,6 +437,11 @@ class EngineCore:
             self._checked[param] = values
 
 
+def _no_adapter() -> InputError:
+    reason = "the adapter of this request is no longer loaded, or its files have changed; load it again"
+    return InputError(reason, code="unknown_name", param="adapter")
+
+
 def _failure(name: str, error: Exception) -> TokenOutput:
-    """Return the output of a request whose grammar failed."""
+    """Return the output of a request whose grammar or adapter failed."""
     return TokenOutput(name, (), finish_reason="error", error=error_info(error, "compiling a grammar"))

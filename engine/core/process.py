@@ -223,8 +223,11 @@ class ProcessCore:
             raise
         self._updates.add(frozenset(weights), kept)
 
-    def sleep(self) -> None:
-        self._ask("sleep")
+    def restart_answer(self, request_id: str) -> int:
+        return int(self._ask("restart_answer", request_id))
+
+    def sleep(self, keep_sequences: bool = False) -> None:
+        self._ask("sleep", keep_sequences)
 
     def wake_up(self) -> None:
         self._ask("wake_up")

@@ -223,9 +223,9 @@ class RankExecutor:
             if failed:
                 fail(self._peers, f"rank {rank}: {value}")
 
-    def sleep(self) -> None:
+    def sleep(self, keep_sequences: bool = False) -> None:
         self._adapters.clear()
-        self._all("sleep")
+        self._all("sleep", keep_sequences)
 
     def wake_up(self) -> None:
         """See `Executor`. If a rank fails, all sleep again."""

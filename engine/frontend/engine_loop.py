@@ -34,6 +34,7 @@ from .processed_prompt import ProcessedPrompt
 from .request import Answer
 from .request_handle import Append, AwaitedMessage, CheckCore, Drop, Message, RequestHandle, Sleep, WakeUp, notify
 from .trace import Observer
+from .weights import KEEPS_REQUESTS, UpdateMode
 
 _IDLE_STEP = 0.005  # seconds to sleep after a step that had nothing to compute
 _MAX_UNREAD = 64  # outputs in an inbox before the output thread reads them
@@ -271,22 +272,42 @@ class EngineLoop:
             self.asleep = False
             raise
 
-    def update_weights(self, weights: Mapping[str, Tensor], abort: bool) -> None:
-        """Replace weights of the core. Raise InputError while there are requests or live sessions, unless they are aborted."""
-        if abort:
+    def update_weights(self, weights: Mapping[str, Tensor], mode: UpdateMode) -> None:
+        """Replace weights of the core. If they cannot be read, the core stays asleep, and requests end with the error.
+
+        Raises:
+            InputError: there are requests or live sessions, and `mode` is "wait".
+        """
+        if mode == "abort":
             self.end([*self._names.values()], "abort")
-        if self._names:
+        if self._names and mode not in KEEPS_REQUESTS:
             raise InputError(f"requests and sessions being served: {len(self._names)}; end them, then call update_weights()")
         self.core.stage_weights(weights)
         self.weights_version += 1
-        self.asleep = True  # it stays so if the weights cannot be read
         try:
-            self.core.sleep()
+            if mode == "restart":
+                self._restart_answers()
+            self.core.sleep(mode in KEEPS_REQUESTS)
             self.core.wake_up()
         except EngineDeadError:
             self.asleep = False  # a restarted core has the new weights
             raise
+        except BaseException as error:
+            self.asleep = True
+            self.end([*self._names.values()], "error", error_info(error, "an update of the weights"))
+            raise
         self.asleep = False
+
+    def _restart_answers(self) -> None:
+        """Remove the tokens of answers that are being computed, except of sessions and of answers that callers have in part."""
+        for name, handle in self._owners.items():
+            if handle.keep:
+                continue
+            with handle.lock:  # no part may be taken meanwhile
+                if not handle.answer.builder.answers[name].is_sent:
+                    count = self.core.restart_answer(name)
+                    if count:
+                        handle.answer.inbox.append(TokenOutput(name, (), num_removed=count))
 
     @property
     def num_unfinished(self) -> int:
@@ -414,7 +435,7 @@ class EngineLoop:
 
     def _sweep(self) -> None:
         """Step once more if nothing is left to compute, so that the worker frees memory."""
-        if self._owners or self._core_died:
+        if self._owners or self._core_died or self.asleep:
             return
         try:
             self.stats = self.core.step().stats

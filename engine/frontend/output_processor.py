@@ -93,6 +93,11 @@ class CompletionBuilder:
         length = len(text) - partial_stop_length(text, self.params.stop_strings)
         return text[: min(length, self._find_stable()[1])]
 
+    @property
+    def is_sent(self) -> bool:
+        """True if a delta output has held a part of the answer."""
+        return self._sent != (0, 0)
+
     def output(self, delta: bool = False) -> CompletionOutput:
         """Return the stable part of the answer; with `delta`, only what is new since the last output."""
         text, num_tokens, start = self.stable_text, self._find_stable()[0], (0, 0)

@@ -26,6 +26,7 @@ from .input_queue import QueueEntry
 from .output_processor import OutputBuilder
 from .processed_prompt import ProcessedPrompt
 from .request import Answer, Closing, RequestInput, tokenize_bad_words, tokenize_draft
+from .weights import UpdateMode
 
 
 @dataclass(eq=False, repr=False)
@@ -233,7 +234,7 @@ class ServingLoop(Protocol):
 
     def fall_asleep(self) -> None: ...
 
-    def update_weights(self, weights: Mapping[str, Tensor], abort: bool) -> None: ...
+    def update_weights(self, weights: Mapping[str, Tensor], mode: UpdateMode) -> None: ...
 
     def read_stats(self) -> None: ...
 
@@ -397,16 +398,13 @@ class Sleep:
 
 @dataclass(frozen=True)
 class UpdateWeights:
-    """Replace weights of the core. Raises InputError while there are requests or live sessions.
-
-    `abort`: end them before.
-    """
+    """Call `EngineLoop.update_weights`."""
 
     weights: Mapping[str, Tensor]
-    abort: bool
+    mode: UpdateMode
 
     def __call__(self, engine_loop: ServingLoop) -> None:
-        engine_loop.update_weights(self.weights, self.abort)
+        engine_loop.update_weights(self.weights, self.mode)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ SharedHandle = tuple[Callable[..., Tensor], tuple[Any, ...]]
 """A handle of shared memory: the result of `torch.multiprocessing.reductions.reduce_tensor` in another process."""
 WeightsSource = Iterable[tuple[str, Tensor | SharedHandle]] | Mapping[str, Tensor | SharedHandle] | str | os.PathLike[str]
 _REBUILD = (reductions.rebuild_tensor, reductions.rebuild_cuda_tensor)
-UpdateMode = Literal["wait", "abort"]
+UpdateMode = Literal["wait", "abort", "pause", "restart"]
+KEEPS_REQUESTS: frozenset[UpdateMode] = frozenset(("pause", "restart"))
+"""Modes in which requests go on after the update."""
 
 
 def read_update(weights: WeightsSource) -> dict[str, Tensor]:
@@ -53,8 +55,8 @@ def read_update(weights: WeightsSource) -> dict[str, Tensor]:
 
 
 def check_mode(mode: object) -> None:
-    if mode not in ("wait", "abort"):
-        reason = f'<<param=>>{short_repr(mode)} must be "wait" or "abort"'
+    if mode not in get_args(UpdateMode):
+        reason = f"<<param=>>{short_repr(mode)} must be one of {', '.join(get_args(UpdateMode))}"
         raise InputError(reason, code="invalid_value", param="mode")
 
 

@@ -67,6 +67,11 @@ class EncoderInputs:
             self._tasks.pop(task.hash, None)
             self.cache.discard(task.hash)
 
+    def reset(self) -> None:
+        """Free all rows, and forget the items that workers encode. No sequence may pin any."""
+        self._tasks.clear()
+        self.cache.reset()
+
     def register(self, request: Request, items: Iterable[tuple[int, MultiModalFeature]]) -> None:
         """Register items of a sequence with the cache. On an InputError, none is registered."""
         done: list[tuple[str, ItemUser]] = []

@@ -39,6 +39,7 @@ class Request(SequenceData):
         super().__init__(message)
         self.priority, self.arrival = message.priority, arrival
         self.block_ids = block_ids
+        self.adapter = message.adapter
         self.root_hash = _root_hash(message, message.adapter)  # start of its chain of block hashes
         self.hold_open = message.hold_open
         self.state = State.WAITING
@@ -130,6 +131,7 @@ class Request(SequenceData):
 
     def set_adapter(self, adapter: str) -> bool:
         """Switch the sequence to this adapter. Return False if it already had the adapter."""
+        self.adapter = adapter
         before, self.root_hash = self.root_hash, _root_hash(self.message, adapter)
         if self.root_hash != before:
             self._block_hashes.clear()

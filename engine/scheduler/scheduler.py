@@ -251,10 +251,17 @@ class Scheduler:
             pool.reset_prefix_cache()
 
     def reset_caches(self) -> None:
-        """Empty the prefix cache and the encoder cache, and drop all messages for the worker. No sequence may be live."""
+        """Empty the prefix cache and the encoder cache. Sequences lose their blocks, and compute all their tokens again.
+
+        Results of steps in flight become stale.
+        """
+        for request in [*self.requests.values()]:
+            if request.state is State.RUNNING:
+                self._queues.preempt(request)
+            else:
+                self._queues.free_blocks(request)
         self.reset_prefix_cache()
-        self.encoder_cache.reset()
-        self._output(())
+        self.encoder_inputs.reset()
 
     @property
     def encoding(self) -> list[str]:

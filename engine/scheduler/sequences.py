@@ -133,6 +133,14 @@ class Sequences:
         self.messages.send(updates=(RequestUpdate(request_id, num_tokens, forbid=forbid),))
         self.queues.reorder(request)
 
+    def restart_answer(self, request_id: str) -> int:
+        """Remove the tokens of the answer that a sequence is generating. Return how many these were; 0 for an unknown one."""
+        request = self.queues.requests.get(request_id)
+        count = 0 if request is None else request.num_generated
+        if request is not None and count:
+            self.truncate(request_id, request.turn_start)
+        return count
+
     def pause(self, request_id: str) -> TokenOutput:
         """End the current answer of a sequence that is held open. Return its timings and statistics."""
         request = self._get_live(request_id)

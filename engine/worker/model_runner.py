@@ -117,10 +117,13 @@ class ModelRunner:
         self.encoder_runner = EncoderRunner(store, device, adapters=options.adapters)
         self.predictor, self.adapters, self._predict_seconds = options.predictor, options.adapters, 0.0
 
-    def sleep(self, empty: Model) -> None:
-        """Free weights, caches and all state of sequences. `empty`: the model without weights."""
+    def sleep(self, empty: Model, keep_sequences: bool = False) -> None:
+        """Free weights and caches. `empty`: the model without weights. `keep_sequences`: see `Executor.sleep`."""
         self.model, self.caches = empty, replace(self.caches, tensors=())
-        self.sequences.clear()
+        if not keep_sequences:
+            self.sequences.clear()
+        for sequence in self.sequences.values():
+            sequence.begin_again()
         if self.predictor is not None:
             self.predictor.sleep()
         if self.adapters is not None:

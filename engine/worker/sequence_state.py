@@ -127,6 +127,14 @@ class SequenceState(PlacedSequence):
         )
         self._compute_positions()
 
+    def begin_again(self) -> None:
+        """Return the log probabilities of the prompt once more: all tokens are computed again, with other weights.
+
+        In a session, those of its first answer are final.
+        """
+        if self.prompt_logprobs is not None or not self.message.hold_open:
+            self.prompt_logprobs = []
+
     def forget(self, num_tokens: int) -> None:
         """Drop the tokens after the first `num_tokens`: the core has not taken them."""
         del self.token_ids[num_tokens:]

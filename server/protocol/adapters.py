@@ -18,7 +18,7 @@ class LoadAdapterBody(Body):
 
 class UpdateWeightsBody(Body):
     path: str = Field(min_length=1)
-    mode: Literal["wait", "abort"] = "wait"
+    mode: Literal["wait", "abort", "pause", "restart"] = "wait"
 
 
 class UnloadAdapterBody(Body):

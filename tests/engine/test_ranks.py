@@ -206,7 +206,7 @@ class OneRank:
     def unload_adapter(self, identity: str) -> None:
         self.adapters.discard(identity)
 
-    def sleep(self) -> None:
+    def sleep(self, keep_sequences: bool = False) -> None:
         self.adapters.clear()
 
 

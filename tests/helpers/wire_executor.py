@@ -62,8 +62,8 @@ class WireExecutor:
     def stage_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._local.stage_weights(through_bytes(dict(weights)))
 
-    def sleep(self) -> None:
-        self._local.sleep()
+    def sleep(self, keep_sequences: bool = False) -> None:
+        self._local.sleep(keep_sequences)
 
     def wake_up(self) -> None:
         self._local.wake_up()

@@ -196,8 +196,9 @@ def test_weights_are_replaced_by_an_administrator(served, expected, tmp_path):
     save_file({name: stored[name] * -1}, tmp_path / "new.safetensors")
     save_file({name: stored[name]}, tmp_path / "old.safetensors")
 
-    def post(file, headers=ADMIN):
-        return httpx.post(f"{url}/update_weights", json={"path": str(tmp_path / file)}, headers=headers, timeout=60)
+    def post(file, headers=ADMIN, mode="wait"):
+        body = {"path": str(tmp_path / file), "mode": mode}
+        return httpx.post(f"{url}/update_weights", json=body, headers=headers, timeout=60)
 
     def vector():
         return httpx.post(f"{url}/v1/embeddings", json={"input": "a b"}, timeout=60).json()["data"][0]["embedding"]
@@ -211,6 +212,15 @@ def test_weights_are_replaced_by_an_administrator(served, expected, tmp_path):
     assert post("old.safetensors").json() == {"weights_version": version + 2}
     assert vector() == before
     assert text_of(url, "red") == expected["red"]
+    assert post("new.safetensors", mode="later").status_code == 400
+    body = {"messages": MESSAGES, "max_tokens": 150, "temperature": 0.0, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert post("new.safetensors", mode="pause").json() == {"weights_version": version + 3}
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert post("old.safetensors", mode="restart").json() == {"weights_version": version + 4}
 
 
 def test_the_list_of_models_has_the_adapters(served):
