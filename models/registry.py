@@ -92,7 +92,7 @@ _TEXT_STACKS = (
     "Gemma3n", "Gemma4", "Gemma4Unified", "Glm", "Glm4", "Glm4Moe", "Glm4MoeLite", "GptOss", "Granite", "GraniteMoe",
     "GraniteMoeShared", "GraniteMoeHybrid", "Helium", "HunYuanDenseV1", "HunYuanMoEV1", "HyperCLOVAX", "IQuestCoder",
     "InternLM3", "Jais2", "Lfm2", "Lfm2Moe", "Llama", "Llama4", "Mamba2", "Ministral", "Ministral3", "Mistral", "Mistral4",
-    "Mixtral", "Nemotron", "NemotronH", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid", "Phi3", "Phimoe", "Qwen2", "Qwen2Moe",
+    "Mixtral", "Nemotron", "NemotronH", "OPT", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid", "Phi3", "Phimoe", "Qwen2", "Qwen2Moe",
     "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "SolarOpen", "StableLm", "Starcoder2",
     "Step3Text", "Step3p5", "VaultGemma", "Youtu",
 )  # fmt: skip
@@ -114,6 +114,7 @@ _NAMES: dict[str, str] = {
     "aya_vision": "AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration",
     "bagel": "Bagel BagelForConditionalGeneration",
     "bee": "BeeForConditionalGeneration RForConditionalGeneration",
+    "blip2": "Blip2ForConditionalGeneration",
     "cohere_asr": "CanaryForConditionalGeneration CohereAsrForConditionalGeneration",
     "colpali": (
         "ColModernVBertForRetrieval ColPali ColPaliForRetrieval ColQwen2 ColQwen2ForRetrieval "

@@ -5,13 +5,18 @@ Source: arXiv 2301.12597 (post-norm layers, one MLP for queries).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...checkpoints.config import check_activation, positive_int
 from ...kernels.activation import activation
+from ..interface import StepLimits
+from ..memory_formulas import OpBytes
 from .basic import TensorModule
 from .builder import Builder
 
@@ -31,6 +36,20 @@ class QFormerSpec:
     act: str = "gelu"
     eps: float = 1e-12
     cross_frequency: int = 1
+
+
+def qformer_spec(q: Mapping[str, Any]) -> QFormerSpec:
+    """Read a section of config.json; ConfigError for missing or unreadable values."""
+    return QFormerSpec(
+        width=positive_int(q, "hidden_size"),
+        heads=positive_int(q, "num_attention_heads"),
+        inner=positive_int(q, "intermediate_size"),
+        layers=positive_int(q, "num_hidden_layers"),
+        encoder_width=positive_int(q, "encoder_hidden_size"),
+        act=check_activation("hidden_act of the Q-Former", q.get("hidden_act", "gelu")),
+        eps=q.get("layer_norm_eps", 1e-12),
+        cross_frequency=positive_int(q, "cross_attention_frequency"),
+    )
 
 
 class QFormerAttention:
@@ -86,3 +105,12 @@ class QFormer(TensorModule):
         for layer in self.layers:
             x = layer(x, windows, rows)
         return x.view(queries.shape)
+
+
+def qformer_bytes(s: QFormerSpec, queries: int, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Return the bytes alive in QFormer for one window of `rows` rows, which are not counted."""
+    ops, row = OpBytes(dtype, replace(limits, rows=queries)), s.width * dtype.itemsize
+    project = ops.linear(s.encoder_width, 2 * s.width, rows)
+    attend = ops.linear_result(2 * s.width, rows) + ops.attention_copies(s.width)
+    attention = rows * max(project, attend) + queries * 4 * row + ops.torch_attention_tiles(queries, s.width // s.heads, rows)
+    return queries * 2 * row + max(attention, queries * (row + ops.mlp(s.width, s.inner, s.inner, queries)))

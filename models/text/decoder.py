@@ -200,6 +200,9 @@ class Decoder(TensorModule):
         # see rank_traffic: the residual stream, and the output to be added to it
         self.sent_bytes = 0 if ranks is None else 2 * spec.hidden_size * dtype.itemsize
         self.held = range(len(classes)) if ranks is None else ranks.range_of(ranks.rank, len(classes))
+        if spec.first_position is not None:
+            positions = spec.max_positions + spec.first_position
+            self.embed_positions = EmbeddingTable(positions, spec.hidden_size, dtype, device)
         layers: list[CrossLayer | DecoderLayer | AbsentLayer] = [
             make(layer, spec, dtype, device) if i in self.held else AbsentLayer(make(layer, spec, dtype, torch.device("meta")))
             for i, (make, layer) in enumerate(zip(classes, spec.layers, strict=True))
@@ -233,6 +236,8 @@ class Decoder(TensorModule):
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed(batch)
         levels = self.put_encoder_rows(x, batch)
+        if self.spec.first_position is not None:
+            x.add_(self.embed_positions(batch.positions[0] + self.spec.first_position))
         rotated = [rotary(batch.positions) for rotary in self.rotaries]
         scaled = [temperature(batch.positions) for temperature in self.temperatures]
         cos_sin = [*rotated, *scaled, None]  # -1: no positions

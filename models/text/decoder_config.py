@@ -97,6 +97,7 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> D
         per_layer=_per_layer(text, stack),
         scaled_layers=stack.scaled_layers,
         altup=_altup(text) if text.get("altup_num_inputs") else None,
+        first_position=stack.first_position,
     )
 
 

@@ -383,6 +383,8 @@ class DecoderSpec:
         logit_scale: factor of logits. logit_cap: soft cap of logits; None: no cap. head_bias: the head has a bias.
         deepstack: layers after which a deepstack level of encoder rows is added to the residual stream, ascending.
         unpredicted: last tokens of the vocabulary, which have an embedding but no logit.
+        first_position: row of position 0 in a table of learned positions, which are added to the input of the first layer;
+            None: there is no table.
         adds_encoder_rows: encoder rows are added to token embeddings instead of replacing them.
         per_layer: second inputs of the layers; None: there are none.
         altup: several residual streams; None: there is one.
@@ -413,6 +415,7 @@ class DecoderSpec:
     scaled_layers: bool = False
     altup: AltUpSpec | None = None
     unpredicted: int = 0
+    first_position: int | None = None
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:

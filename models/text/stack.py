@@ -28,6 +28,7 @@ class Stack:
         windows_rotate: if some layers have windows, only these have rotary positions.
         scaled_windows: the rope scaling also applies to layers with windows.
         norm_offset: as in DecoderSpec.
+        first_position: as in DecoderSpec.
         root_scale: token embeddings are scaled by the root of the hidden size.
         router: fields of MoeSpec. sinks, gated, head_gate, value_norm: as in AttentionSpec.
         scaled_layers: as in DecoderSpec. pads_encoder_rows: encoder rows take the per-layer input of the padding token.
@@ -38,6 +39,7 @@ class Stack:
         mtp: as `names` of MtpSpec; None: layers for multi-token prediction are not built.
         refused: keys of config.json that must be false, because the feature is not implemented for this stack.
         fixed: keys of config.json that must have this value; the stack implements no other.
+        equal: pairs of keys of config.json whose values must be equal, if the first is there.
         bidirectional: value of `use_bidirectional_attention` with which all tokens of a text attend to each other; None: the
             stack does not read that key.
     """
@@ -61,6 +63,7 @@ class Stack:
     windows_rotate: bool = False
     scaled_windows: bool = True
     norm_offset: float = 0.0
+    first_position: int | None = None
     root_scale: bool = False
     router: Mapping[str, Any] = field(default_factory=dict)
     sinks: bool = False
@@ -76,4 +79,5 @@ class Stack:
     mtp: str | None = None
     refused: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    equal: tuple[tuple[str, str], ...] = ()
     bidirectional: bool | str | None = None

@@ -779,3 +779,16 @@ STEP3 = BASE | {
     "moe_layers": tuple(range(4, 60)),
     "first_k_dense_replace": 1,
 }
+OPT: dict[str, Any] = {
+    "vocab_size": 50272,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 2048,
+    "hidden_act": "relu",
+    "use_bias": True,
+    "layer_norm_eps": 1e-5,
+    "position_embedding_type": None,
+    "tie_word_embeddings": True,
+}

@@ -60,6 +60,12 @@ _STEP3_KEYS = {
     "max_position_embedding": "max_position_embeddings",
 }
 _BAMBA_NAMES = ((".feed_forward.", ".mlp."),)
+_OPT_NAMES = (
+    ("decoder.", ""),
+    (".out_proj.", ".o_proj."),
+    (".fc1.", ".mlp.fc1."),
+    (".fc2.", ".mlp.fc2."),
+)
 _BACKBONE_NAMES = (("embeddings.", "embed_tokens."),)
 _MAMBA_KEYS = {
     "num_heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state_size": "mamba_d_state", "hidden_act": "mamba_hidden_act",
@@ -274,6 +280,19 @@ STACKS: Mapping[str, Stack] = {
         aliases=_STEP3_KEYS | {"moe_router_scaling_factor": "routed_scaling_factor", "share_expert_dims": _SHARED},
         fixed={"attention_bias": False, "mlp_bias": False, "gating": True, "use_head_wise_attn_gate": True},
     ),
+    "opt": Stack(
+        defaults.OPT,
+        norms=("self_attn_layer_norm", None, "final_layer_norm", None),
+        norm="layer",
+        last_norm="final_layer_norm",
+        eps_key="layer_norm_eps",
+        plain=("fc1", "fc2"),
+        first_position=2,
+        renames=_OPT_NAMES,
+        aliases={"ffn_dim": "intermediate_size", "activation_function": "hidden_act", "enable_bias": "use_bias"},
+        fixed={"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True},
+        equal=(("word_embed_proj_dim", "hidden_size"),),
+    ),
     "aria_text": _aria,
     "aria_moe_lm": _aria,
     "granitemoehybrid": Stack(defaults.GRANITE4, fused=True, renames=_GRANITE4_NAMES),
@@ -309,4 +328,10 @@ def stack_of(config: Mapping[str, Any], default: str = "llama") -> Stack:
     for key, value in STACKS[name].fixed.items():
         if text.get(key, value) != value:
             raise ConfigError(f"{key} in the config of a {name} decoder is {text[key]!r}; only {value} is supported")
+    for first, second in STACKS[name].equal:
+        value = text.get(second, STACKS[name].defaults[second])
+        if text.get(first) not in (None, value):
+            raise ConfigError(
+                f"{first} in the config of a {name} decoder is {text[first]!r}; only {second}, {value}, is supported"
+            )
     return STACKS[name]

@@ -159,6 +159,7 @@ CHANGES = {
         "linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
+    "opt": {"ffn_dim": 128, "num_key_value_heads": 4},
     "step3p5": {
         "head_dim": 16, "layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 20,
         "moe_layers_enum": "1,2", "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
@@ -251,6 +252,9 @@ NORMED = {  # name -> model type and values of config.json that few checkpoints 
     "olmoe, clamped": ("olmoe", {"clip_qkv": 0.7, "num_experts": 8, "num_experts_per_tok": 2}),
     "internlm3, biases": ("internlm3", {"bias": True, "qkv_bias": True, "head_dim": 16}),
 }
+KEY_BIASES = {
+    f"model.decoder.layers.{i}.self_attn.k_proj.bias": "a bias of the keys moves all scores of a row alike" for i in range(3)
+}
 GELU = {"hidden_act": "gelu"}
 BIASES = dict.fromkeys(("attention_bias", "mamba_proj_bias", "projectors_bias", "mlp_bias", "use_bias"), True)
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}
@@ -284,6 +288,7 @@ FAMILIES = [
     ),
     # the residual stream is a sum of few terms, each rounded
     row("minimax", run=run_whole, half=(0.15, 0.1), variants={"gelu": GELU}),
+    row("opt", silent=KEY_BIASES, variants={"without biases": {"enable_bias": False}, "gelu": {"activation_function": "gelu"}}),
     row("gpt_oss", "dots1", "minimax_m2", "granitemoe"),
     row(
         "cohere2",

@@ -326,6 +326,8 @@ def test_ignored_tensors_are_not_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_settings_that_a_stack_does_not_implement_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_experts_per_tok"):
         stack_of({"model_type": "phimoe", "num_experts_per_tok": 3})
+    with pytest.raises(ConfigError, match="word_embed_proj_dim"):  # OPT-350m
+        stack_of({"model_type": "opt", "hidden_size": 1024, "word_embed_proj_dim": 512})
 
 
 def test_windows_of_older_configs() -> None:

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....callers.errors import ConfigError
-from ....checkpoints.config import check_activation, positive_int
+from ....checkpoints.config import positive_int
 from ...audio.conformer import Conformer, ConformerSpec, conformer_bytes, conformer_spec
 from ...decoder_model import TEXT_PREFIXES, DecoderModel
 from ...interface import StepLimits
 from ...layers.basic import TensorModule
 from ...layers.builder import Builder
-from ...layers.qformer import QFormer, QFormerSpec
+from ...layers.qformer import QFormer, QFormerSpec, qformer_spec
 from ...text.decoder_config import decoder_spec
 from ...text.stacks import STACKS
 
@@ -60,7 +60,7 @@ class GraniteSpeech(DecoderModel):
         audio = self.encoder_spec(ENCODER | dict(config.get("encoder_config") or {}))
         self.window = positive_int(config, "window_size")
         self.queries = self.window // positive_int(config, "downsample_rate")
-        self.qformer_spec = _qformer_spec(PROJECTOR | dict(config.get("projector_config") or {}))
+        self.qformer_spec = qformer_spec(PROJECTOR | dict(config.get("projector_config") or {}))
         width = self.qformer_spec.encoder_width
         if width != audio.row_width:
             raise ConfigError(f"encoder_hidden_size of projector_config is {width}; the encoder has {audio.row_width}")
@@ -94,16 +94,3 @@ class GraniteSpeech(DecoderModel):
     def _encoder_rows(self, rows: int) -> int:
         """Return an upper bound of the conformer's rows for `rows` result rows."""
         return -(-rows // self.queries) * self.window
-
-
-def _qformer_spec(q: Mapping[str, Any]) -> QFormerSpec:
-    return QFormerSpec(
-        width=positive_int(q, "hidden_size"),
-        heads=positive_int(q, "num_attention_heads"),
-        inner=positive_int(q, "intermediate_size"),
-        layers=positive_int(q, "num_hidden_layers"),
-        encoder_width=positive_int(q, "encoder_hidden_size"),
-        act=check_activation("hidden_act of the Q-Former", q.get("hidden_act", "gelu")),
-        eps=q.get("layer_norm_eps", 1e-12),
-        cross_frequency=positive_int(q, "cross_attention_frequency"),
-    )

@@ -22,7 +22,16 @@ from ...text.decoder_config import decoder_spec
 from ...text.spec import AttentionSpec
 from ...text.stacks import replace_parts, stack_of
 
-_HEADLESS = ("embed_tokens", "layers", "norm", "embedding_norm", "final_layernorm", "norm_f")
+_HEADLESS = (
+    "embed_tokens",
+    "layers",
+    "norm",
+    "embedding_norm",
+    "final_layernorm",
+    "final_layer_norm",
+    "norm_f",
+    "embed_positions",
+)
 """First parts of tensor names in checkpoints saved without the head."""
 
 
