@@ -158,6 +158,8 @@ class EngineConfig:
             many processes.
         enable_expert_parallel: the processes of `tensor_parallel_size` divide the experts of mixtures among them. Otherwise
             each has all of them.
+        mm_encoder_tp_mode: what several processes of a model do with media items: "weights", each encodes all items, or
+            "data", they divide the items among them. Each has the whole encoder. (In vLLM, "weights" divides the encoder.)
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
@@ -243,6 +245,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    mm_encoder_tp_mode: str = "weights"
     max_logprobs: int = 20
     max_sampling_chars: int = 1 << 14
     max_uuids: int = 1 << 16
@@ -269,6 +272,7 @@ class EngineConfig:
         else:
             _check_choice("quantization", self.quantization, (None, *METHODS, *PUBLISHED_FORMATS))
         _check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        _check_choice("mm_encoder_tp_mode", self.mm_encoder_tp_mode, ("weights", "data"))
         _check_choice("parts", self.parts, ("all", "encoder", "decoder"))
         if isinstance(self.kv_cache_dtype, str) and self.kv_cache_dtype == "fp8_e4m3":  # vLLM's other name for it
             object.__setattr__(self, "kv_cache_dtype", "fp8")

@@ -100,7 +100,6 @@ class VllmEngineArgs(TypedDict, total=False):
     mm_encoder_attn_backend: Any
     mm_encoder_attn_dtype: Any
     mm_encoder_only: Any
-    mm_encoder_tp_mode: Any
     mm_hasher_algorithm: Any
     mm_processor_cache_gb: Any
     mm_processor_cache_type: Any
@@ -207,6 +206,7 @@ class EngineOptions(VllmEngineArgs, total=False):
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     enable_expert_parallel: bool | None
+    mm_encoder_tp_mode: Literal["weights", "data"] | None
     max_logprobs: int | None
     max_sampling_chars: int | None
     max_uuids: int | None

@@ -75,7 +75,6 @@ _IGNORED = (
     ("the option kernels chooses backends", "moe_backend linear_backend all2all_backend kernel_config ir_op_priority"),
     ("the option kernels chooses backends", "mamba_config mamba_backend enable_flashinfer_autotune disable_cascade_attn"),
     ("processes gather numbers and add none up", "disable_custom_all_reduce"),
-    ("encoders are not divided among processes", "mm_encoder_tp_mode"),
     ("preempted requests are computed again", "swap_space preemption_mode"),
     ("max_num_batched_tokens limits a step", "enable_chunked_prefill disable_chunked_mm_input max_num_partial_prefills"),
     ("max_num_batched_tokens limits a step", "max_long_partial_prefills long_prefill_token_threshold"),

@@ -12,7 +12,7 @@ from ...callers.errors import ConfigError, short_repr
 from ...kernels.dispatch import use_backends
 from ...mm.hashing import digest
 from ...models.interface import Model, SupportsRowDecoding, SupportsSimilarity
-from ...models.layers.ranks import Ranks
+from ...models.layers.ranks import Ranks, all_ranks
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig
@@ -95,7 +95,8 @@ def load_engine(
             grammars = GrammarFactory(
                 tokenizer, config.grammar_seconds, config.quarantine_seconds, config.media.worker_sandbox == "require"
             )
-            options = RunnerOptions(grammars, prompt_attention=info.prompt_attention)
+            encoder_ranks = all_ranks(ranks) if config.mm_encoder_tp_mode == "data" else None
+            options = RunnerOptions(grammars, prompt_attention=info.prompt_attention, encoder_ranks=encoder_ranks)
             core = build_core(model, config, engine.sizes, store, options, engine.source)
         engine.source.load_weights(model)
         if isinstance(core, EngineCore):
@@ -157,7 +158,7 @@ def build_core(
     """Join scheduler, caches and executor around a model on its device.
 
     Args:
-        options: its `grammars` and `prompt_attention`; the others follow from `config`.
+        options: its `grammars`, `prompt_attention` and `encoder_ranks`; the others follow from `config`.
         source: builds the model again after sleep; with None, the engine cannot sleep.
     """
     if options.prompt_attention.key_order is not None and any(spec.window is not None for spec in model.cache_specs):

@@ -17,7 +17,7 @@ from ...callers.errors import ConfigError
 from ...mm.embeddings import PROMPT_EMBEDS, PROMPT_EMBEDS_ROWS
 from ...mm.media.policy import DecodeSpec, MediaPolicy
 from ...models.interface import CacheSpec, Model, StepLimits, SupportsPooling, SupportsStreams
-from ...models.layers.ranks import rank_traffic
+from ...models.layers.ranks import RankTraffic, rank_traffic
 from ...models.memory_formulas import amx_bytes
 from ...models.quantization import parse_quantization
 from ...models.request_adapters import adapted_layers
@@ -344,12 +344,20 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         encode_beside=config.uses_async_scheduling and decodes,
         streams=streams * model.stream_bytes(max(encoded.values(), default=0)) if isinstance(model, SupportsStreams) else 0,
         adapters=adapter_bytes(config, model),
-        traffic=rank_traffic(cast(nn.Module, model)),
+        traffic=_traffic(config, model),
         draft_cache=draft_cache_bytes(config, model, sizes.max_model_len) if decodes else 0,
         kernels=amx_bytes(1 + config.uses_async_scheduling, step.dequantized) if device.type == "cpu" else 0,
         device=str(device),
         media_device="cpu" if config.media_device == "cpu" else str(config.torch_media_device),
     )
+
+
+def _traffic(config: EngineConfig, model: Model) -> RankTraffic | None:
+    """Return what a rank sends; None without several ranks."""
+    traffic = rank_traffic(cast(nn.Module, model))
+    if traffic is None or config.mm_encoder_tp_mode != "data":
+        return traffic
+    return replace(traffic, encoder_row_bytes=-(-row_bytes(model) // config.num_ranks))
 
 
 def _step_limits(config: EngineConfig, model: Model, sizes: MaxSizes, blocks: int) -> StepLimits:

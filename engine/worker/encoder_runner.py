@@ -18,11 +18,13 @@ from ...mm.embeddings import ROWS
 from ...mm.fields import group_mergeable, merge
 from ...mm.types import MultiModalFeature
 from ...models.interface import Model
+from ...models.layers.ranks import Ranks
 from ...models.layers.row_adapter import PackedAdapter, RowGroup
 from ..errors import error_text
 from ..types import EncodeResult
 from .adapter_store import AdapterStore, layers_of
 from .encoder_graphs import EncoderGraphs
+from .encoder_ranks import any_rank, assign, encoder_cost, gather_rows
 from .encoder_store import EncoderStore
 from .isolate import isolate_failures
 
@@ -72,6 +74,7 @@ class EncoderRunner:
     Args:
         event: makes an event of the current stream. poll_seconds: how long `poll` may wait. For tests.
         adapters: those that requests may choose.
+        ranks: those that `encode` divides items among; None: each process encodes all items.
     """
 
     def __init__(
@@ -81,11 +84,12 @@ class EncoderRunner:
         event: Callable[[], Event] | None = None,
         poll_seconds: float = _POLL_SECONDS,
         adapters: AdapterStore | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.store, self.graphs, self._device = store, EncoderGraphs(device), device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._event = event or partial(new_event, device)
-        self._poll_seconds, self._adapters = poll_seconds, adapters
+        self._poll_seconds, self._adapters, self._ranks = poll_seconds, adapters, ranks
         self._queue: list[_EncoderCall] = []  # calls that wait to be launched
         self._inflight: _InflightCall | None = None
         self._results: list[EncodeResult] = []
@@ -93,10 +97,43 @@ class EncoderRunner:
     def encode(self, model: Model, items: Items) -> tuple[EncodeResult, ...]:
         """Encode items and store their rows. An item that makes the encoder fail gets an error; the others are encoded."""
         missing, results = self._load_stored(items)
+        if self._ranks is not None:
+            is_missing = any_rank(self._ranks, [item in missing for item in items])  # another rank may not read the same files
+            needed = [item for item, is_needed in zip(items, is_missing, strict=True) if is_needed]
+            results = [result for result in results if result.hash not in {item.hash for item in needed}]
+            encoded, missing = self._encode_divided(model, self._ranks, needed)
+            results += encoded
         for call in self._group_items(missing):
-            start, encode = time.perf_counter(), partial(self._encode_finite, model, call.adapter)
-            results += self._store_rows(call.items, isolate_failures(call.items, encode), start)
+            start = time.perf_counter()
+            results += self._store_rows(call.items, self._encode_call(model, call), start)
         return tuple(results)
+
+    def _encode_call(self, model: Model, call: _EncoderCall) -> list[Tensor | Exception]:
+        return isolate_failures(call.items, partial(self._encode_finite, model, call.adapter))
+
+    def _encode_divided(self, model: Model, ranks: Ranks, items: Items) -> tuple[list[EncodeResult], list[MultiModalFeature]]:
+        """Encode this rank's items, and store the rows of those of all ranks.
+
+        Chunks of live streams and rows that callers give are left to each rank, since streams have states. So are items that
+        a rank could not encode, so that each rank has the same error.
+
+        Returns:
+            The results, and the items that are left.
+        """
+        start, divided = time.perf_counter(), [item for item in items if item.stream is None and ROWS not in item.kwargs]
+        owners = assign([encoder_cost(item) for item in divided], ranks.size)
+        mine = [item for item, owner in zip(divided, owners, strict=True) if owner == ranks.rank]
+        encoded = dict[str, Tensor]()
+        for call in self._group_items(mine):
+            made = zip(call.items, self._encode_call(model, call), strict=True)
+            encoded |= {item.hash: rows for item, rows in made if isinstance(rows, Tensor) and self.store.fits(rows)}
+        failed = any_rank(ranks, [item in mine and item.hash not in encoded for item in divided])
+        done = [(item, owner) for item, owner, has_failed in zip(divided, owners, failed, strict=True) if not has_failed]
+        kept, counts = [owner for _, owner in done], [item.range.num_embeds for item, _ in done]
+        own = [encoded[item.hash] for item, owner in done if owner == ranks.rank]
+        rows = gather_rows(ranks, kept, counts, own, self.store.width, self.store.dtype) if done else []
+        hashes = {item.hash for item, _ in done}
+        return self._store_rows([item for item, _ in done], rows, start), [item for item in items if item.hash not in hashes]
 
     def submit(self, model: Model, items: Items) -> None:
         """Queue items to be encoded; `poll` returns their results."""

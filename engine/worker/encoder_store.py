@@ -78,7 +78,7 @@ class EncoderStore:
     ) -> None:
         self.rows: dict[str, Tensor] = {}  # hash -> [rows, width]
         self.dtype = dtype
-        self._width, self._device = width, device
+        self.width, self._device = width, device
         self.stats = StoreStats()
         self._pending: dict[str, Tensor] = {}  # rows that wait to be written
         self._lock = threading.Lock()
@@ -91,12 +91,12 @@ class EncoderStore:
 
     @property
     def row_bytes(self) -> int:
-        return self._width * self.dtype.itemsize
+        return self.width * self.dtype.itemsize
 
     def put(self, key: str, rows: Tensor, write: bool = True) -> None:
         """Keep `[n, width]` rows until `drop`. With `write`, rows of the store's width and dtype are written to disk later."""
         self.rows[key] = rows
-        if self._folder is None or not write or not _KEY.fullmatch(key) or not self._fits(rows):
+        if self._folder is None or not write or not _KEY.fullmatch(key) or not self.fits(rows):
             return
         with self._lock:
             pending = sum(other.nbytes for other in self._pending.values())
@@ -148,8 +148,9 @@ class EncoderStore:
         if self._folder is not None:
             self._writer.shutdown()
 
-    def _fits(self, rows: Tensor) -> bool:
-        return rows.ndim == 2 and rows.shape[1] == self._width and rows.dtype == self.dtype
+    def fits(self, rows: Tensor) -> bool:
+        """Return whether rows have the store's width and dtype."""
+        return rows.ndim == 2 and rows.shape[1] == self.width and rows.dtype == self.dtype
 
     def _write(self, key: str, rows: Tensor, folder: _Folder) -> None:
         try:
@@ -169,8 +170,8 @@ class EncoderStore:
             if data is None:
                 return None
             rows = _from_bytes(key, data)
-            if not self._fits(rows) or rows.shape[0] != num_rows:
-                raise ValueError(f"it holds {rows.dtype} {list(rows.shape)} for {num_rows} rows of {self._width} {self.dtype}")
+            if not self.fits(rows) or rows.shape[0] != num_rows:
+                raise ValueError(f"it holds {rows.dtype} {list(rows.shape)} for {num_rows} rows of {self.width} {self.dtype}")
             return rows
         except OSError as error:
             folder.warn(

@@ -24,6 +24,7 @@ from ...mm.buffers import BUFFERS
 from ...mm.rules import CAUSAL, PromptAttention
 from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
+from ...models.layers.ranks import Ranks
 from ...models.request_adapters import ModelPart
 from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_requests import LikelyTokens, PoolingRequest, SpokenPrompt, keeps_rows
@@ -78,6 +79,7 @@ class RunnerOptions:
             beside steps that do not read them.
         predictor: drafts tokens after each step.
         adapters: those that requests may choose; None if the model takes none.
+        encoder_ranks: as in EncoderRunner.
     """
 
     grammars: GrammarFactory | None = None
@@ -87,6 +89,7 @@ class RunnerOptions:
     async_scheduling: bool = False
     predictor: Predictor | None = None
     adapters: AdapterStore | None = None
+    encoder_ranks: Ranks | None = None
 
 
 class ModelRunner:
@@ -114,7 +117,7 @@ class ModelRunner:
         self.sequences: dict[str, SequenceState] = {}
         self.decode_graphs, self.staging = DecodeGraphs(device), StagingBuffers(device)
         self.async_scheduling = options.async_scheduling
-        self.encoder_runner = EncoderRunner(store, device, adapters=options.adapters)
+        self.encoder_runner = EncoderRunner(store, device, adapters=options.adapters, ranks=options.encoder_ranks)
         self.predictor, self.adapters, self._predict_seconds = options.predictor, options.adapters, 0.0
 
     def sleep(self, empty: Model, keep_sequences: bool = False) -> None:

@@ -124,6 +124,14 @@ def rank_groups(rank: int, tensor_size: int, pipeline_size: int, experts: bool =
     return tuple(group for group in (outputs, layers) if group.size > 1)
 
 
+def all_ranks(groups: Sequence[Ranks]) -> Ranks | None:
+    """Return all ranks of a model as one group, as the process sees it that has these groups; None without any."""
+    rank, size = 0, 1
+    for group in groups:  # that of outputs comes first
+        rank, size = group.rank * size + rank, group.size * size
+    return Ranks(rank, size) if groups else None
+
+
 def make_process_groups(tensor_size: int, pipeline_size: int, timeout: timedelta) -> None:
     """Make the process groups of all ranks. Each process calls it after `init_process_group`.
 
@@ -144,15 +152,19 @@ class RankTraffic:
         messages: their number.
         row_bytes: for each row of the step; of experts, the mean over the ranks.
         logits_row_bytes: for each row of which logits are computed.
+        encoder_row_bytes: for each encoder row, if ranks divide items; the mean over the ranks. A step that encodes has two
+            messages more, and a byte for each item.
     """
 
     messages: int
     row_bytes: int
     logits_row_bytes: int
+    encoder_row_bytes: int = 0
 
     def __str__(self) -> str:
         logits = f", {self.logits_row_bytes:,} more per row with logits" if self.logits_row_bytes else ""
-        return f"{self.row_bytes:,} bytes per row{logits}, in {self.messages} messages per step"
+        encoder = f", {self.encoder_row_bytes:,} per encoder row" if self.encoder_row_bytes else ""
+        return f"{self.row_bytes:,} bytes per row{logits}{encoder}, in {self.messages} messages per step"
 
 
 def rank_traffic(model: nn.Module) -> RankTraffic | None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,8 @@ PARAMS = [
 ]
 OPTIONS = {"max_model_len": 512, "max_num_seqs": 4, "limit_mm_per_prompt": {"image": 2}}
 FAMILIES = ("qwen3_vl", "gemma3", "phi3_vision", "qwen2_audio", "step3p7")
+TOWERS = ("qwen3_vl", "phi3_vision", "qwen2_audio", "llava_onevision", "mllama")
+"""With deepstack levels, tiles, audio, videos, and cross-attention."""
 STAGED = ("qwen3_vl", "qwen3_vl_moe", "kimi_vl", "lfm2_vl", "mllama")
 """With deepstack levels, mixtures of experts, latent attention, layers with a state, and cross-attention."""
 
@@ -61,7 +64,7 @@ STAGED = ("qwen3_vl", "qwen3_vl_moe", "kimi_vl", "lfm2_vl", "mllama")
         (4, 1, {"dtype": "bfloat16", "max_num_batched_tokens": 24, "speculative_config": {"method": "suffix"}}),
         (2, 1, {"dtype": "float32", "quantization": "int8", "kv_cache_dtype": "int8"}),
         (2, 1, {"dtype": "bfloat16", "quantization": "int4"}),
-        (1, 3, {"dtype": "bfloat16"}),
+        (1, 3, {"dtype": "bfloat16", "mm_encoder_tp_mode": "data"}),
         (2, 2, {"dtype": "float32"}),
     ],
     ids=str,
@@ -328,16 +331,21 @@ def test_all_formats_answer_with_the_bits_of_one_process(scheme: str, tmp_path: 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("tensor_parallel_size", name) for name in FAMILIES] + [("pipeline_parallel_size", name) for name in STAGED],
+    ("split", "name"),
+    [
+        *(({"tensor_parallel_size": 2}, name) for name in FAMILIES),
+        *(({"pipeline_parallel_size": 2}, name) for name in STAGED),
+        *(({"pipeline_parallel_size": 2, "mm_encoder_tp_mode": "data"}, name) for name in TOWERS),
+    ],
+    ids=str,
 )
-def test_families_answer_with_the_bits_of_one_process(kind: str, name: str, tmp_path: Path) -> None:
+def test_families_answer_with_the_bits_of_one_process(split: Mapping[str, Any], name: str, tmp_path: Path) -> None:
     row = load_rows()[name]
     folder = save(row, tmp_path / "model")
     prompts = [ask(row, case, seed).ours for seed, case in enumerate(row.default_cases())]
     with make_llm(row, folder) as llm:
         alone = answers(llm, prompts, PARAMS[0])
-    with make_llm(row, folder, **{kind: 2}) as llm:
+    with make_llm(row, folder, **split) as llm:
         assert answers(llm, prompts, PARAMS[0]) == alone
 
 
@@ -432,6 +440,17 @@ def test_logits_of_an_untied_head_are_sent() -> None:
     with building_for(Ranks(0, 2)):
         model = nn.ModuleDict({"head": LmHead(8, 10, None, torch.float32, torch.device("meta"))})
     assert rank_traffic(model) == RankTraffic(1, 0, 5 * 4)
+
+
+def test_the_plan_says_what_a_rank_sends_of_encoder_rows() -> None:
+    """`test_encoder_ranks` counts what is sent."""
+    whole, divided = (
+        plan_of(MODEL, OPTIONS | {"tensor_parallel_size": 4, "mm_encoder_tp_mode": mode}).traffic
+        for mode in ("weights", "data")
+    )
+    assert divided == replace(whole, encoder_row_bytes=128 * 4 // 4)
+    assert f"{128:,}" in str(divided)
+    assert plan_of(MODEL, OPTIONS | {"mm_encoder_tp_mode": "data"}).traffic is None
 
 
 def test_the_ranks_of_stages_that_are_divided() -> None:
