@@ -19,6 +19,14 @@ _SEVERAL = ("api_key", "allowed_origins", "served_model_name")
 EXAMPLE = "sensorium serve Qwen/Qwen2.5-VL-3B-Instruct --port 8000 --max-model-len 8192"
 
 
+class _Adapters(argparse.Action):
+    """Collects adapters, and notes which of its two flags was given, for errors."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        namespace.adapters = [*(namespace.adapters or ()), *values]
+        namespace.spellings = {"adapters": option_string}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..engine.engine_args import parse_value
     from ..server.config import ServerConfig
@@ -35,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         several: dict[str, Any] = {"action": "append"} if field.name in _SEVERAL else {}
         flags = [f"--{field.name.replace('_', '-')}"]
         if field.name == "adapters":
-            flags, several = [*flags, "--lora-modules"], {"action": "extend", "nargs": "+"}
+            flags, several = [*flags, "--lora-modules"], {"action": _Adapters, "nargs": "+"}
         server.add_argument(*flags, metavar="VALUE", type=convert, help=texts.get(field.name), **several)
     add_engine_arguments(parser)
 

@@ -33,7 +33,7 @@ _ADVICE: Mapping[str, str] = {
 
 def words_of(args: argparse.Namespace) -> Mapping[str, str]:
     """Return the words for the names in a message: advice, and the options of a command for the arguments that they set."""
-    flags = {name: f"--{name.replace('_', '-')}" for name in vars(args)}
+    flags = {name: f"--{name.replace('_', '-')}" for name in vars(args)} | getattr(args, "spellings", {})
     return {**ADVICE, **_ADVICE, **flags, **{f"{name}=": f"{flag} " for name, flag in flags.items()}}
 
 

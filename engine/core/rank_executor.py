@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -72,8 +71,8 @@ class Peers:
         bodies = bodies_in_use() if config.torch_device.type == "cpu" else ()
         self.children: list[Child] = []
         self._closed = False
-        self._folder = tempfile.TemporaryDirectory(prefix="sensorium-ranks-")
-        meeting = str(Path(self._folder.name) / "meeting")
+        self._meeting: int | None = os.memfd_create("meeting")  # it leaves no file, however this process ends
+        meeting = f"/proc/{os.getpid()}/fd/{self._meeting}"
         for rank in range(1, size):
             self.children.append(start_child(bodies, "rank_server"))
             self.send_one(rank, "load", config, rank, meeting, threads, level, models)
@@ -100,7 +99,7 @@ class Peers:
     def check_loaded(self) -> None:
         """Wait until all have loaded their parts. Raise RuntimeError if one could not."""
         replies = self.receive()
-        self._folder.cleanup()  # until then, a rank may still read the file where they have met
+        self._close_meeting()  # until then, a rank may still read the file where they have met
         for rank, (failed, value) in enumerate(replies, 1):
             if failed:
                 raise RuntimeError(f"rank {rank}: {value}")
@@ -108,11 +107,16 @@ class Peers:
     def close(self) -> None:
         """End the processes."""
         self._closed = True
-        self._folder.cleanup()
+        self._close_meeting()
         for child in self.children:
             child.end()
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+    def _close_meeting(self) -> None:
+        if self._meeting is not None:
+            os.close(self._meeting)
+            self._meeting = None
 
     def _watch(self) -> None:
         """End this process when another one has ended or stands still."""

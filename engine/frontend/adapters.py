@@ -23,6 +23,7 @@ from .request_handle import CancelLoading, ServingLoop, UnloadAdapter
 
 _NAME = re.compile(r"\w[\w.:@+-]*(/\w[\w.:@+-]*)*")
 _MAX_NAME = 200
+_MAX_DIGITS = 18  # of a token's id; no vocabulary has longer ones
 _SLICE_SECONDS = 0.01  # for which an adapter is read between two steps
 
 
@@ -388,7 +389,7 @@ def _added_tokens(folder: Path) -> Iterator[tuple[object, object]]:
     decoder = config.get("added_tokens_decoder")
     for number, token in decoder.items() if isinstance(decoder, dict) else ():
         if isinstance(token, dict) and number.isdecimal():
-            yield token.get("content"), int(number)
+            yield token.get("content"), int(number) if len(number) <= _MAX_DIGITS else -1  # Python reads no longer ones
     yield from added.items()
 
 

@@ -36,7 +36,7 @@ def read_update(weights: WeightsSource) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for name, value in _pairs(weights):
-        tensor = _open_handle(value)
+        tensor = _open_handle(name, value)
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             reason = f"<<param>> must be pairs of a name and a tensor, not {typed(name)} and {typed(tensor)}"
             raise InputError(reason, code="invalid_value", param="weights")
@@ -71,17 +71,35 @@ def _pairs(weights: object) -> Iterable[tuple[object, object]]:
     return (entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None) for entry in weights)
 
 
-def _open_handle(value: object) -> object:
+def _open_handle(name: object, value: object) -> object:
     """Return the tensor of a handle of shared memory, other values unchanged. Raise InputError if it cannot be opened."""
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[1], tuple):
         return value
     if not any(value[0] is rebuild for rebuild in _REBUILD):
         return value
     try:
+        _check_storage(name, value)
         return value[0](*value[1])
+    except InputError:
+        raise
     except Exception as error:  # torch raises errors of many classes here, AssertionError without CUDA
         reason = f"<<param>> holds a handle of shared memory that cannot be opened ({error})"
         raise InputError(reason, code="invalid_value", param="weights") from None
+
+
+def _check_storage(name: object, handle: Any) -> None:
+    """Raise InputError if the memory of a handle is smaller than its tensor: torch would make ordinary memory larger."""
+    if handle[0] is reductions.rebuild_tensor:
+        _, storage, (offset, shape, strides, *_) = handle[1]
+        has, itemsize = storage._untyped_storage.nbytes(), storage.dtype.itemsize
+    else:
+        _, shape, strides, offset, _, dtype, _, _, has, *_ = handle[1]
+        itemsize = dtype.itemsize
+    last = offset + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    needs = (last + 1) * itemsize if 0 not in shape else 0
+    if needs > has:
+        reason = f"<<param>> holds a handle of {short_repr(name)} whose tensor needs {needs} bytes, and its memory has {has}"
+        raise InputError(reason, code="invalid_value", param="weights", limit=has, value=needs)
 
 
 def _files(path: str | os.PathLike[str]) -> list[Path]:

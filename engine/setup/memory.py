@@ -459,13 +459,30 @@ def check_cache_memory(config: EngineConfig) -> None:
     size, device = config.kv_cache_memory_bytes, config.torch_device
     if size is None:
         return
-    has = host_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
+    has, where = _memory_of(device)
     if size > has:
-        where = "this machine" if device.type == "cpu" else str(device)
         raise ConfigError(
             f"<<param=>>{size} is above the {has:,} bytes of memory of {where}; lower it, or leave it out",
             param="kv_cache_memory_bytes",
         )
+
+
+def check_adapter_memory(config: EngineConfig, model: Model) -> None:
+    """Raise ConfigError if `max_loras` adapters of rank `max_lora_rank` are more than the memory of the device."""
+    layers, (has, where) = adapted_layers(model), _memory_of(config.torch_device)
+    if layers is None or adapter_bytes(config, model) <= has:
+        return
+    fit = has // layers.capacity(1, config.max_lora_rank)
+    reason = f"<<param>> is above {fit}: the {has:,} bytes of memory of {where} hold no more adapters of rank <<max_lora_rank>>"
+    advice = "lower one of the two"
+    raise ConfigError(f"{reason}; {advice}", code="over_limit", param="max_loras", limit=fit, value=config.max_loras)
+
+
+def _memory_of(device: torch.device) -> tuple[int, str]:
+    """Return the bytes of memory of a device, and what an error calls it."""
+    if device.type == "cpu":
+        return host_memory(), "this machine"
+    return torch.cuda.mem_get_info(device)[1], str(device)
 
 
 def row_bytes(model: Model) -> int:

@@ -49,8 +49,17 @@ def check_ranks(model: Model, ranks: Ranks, architecture: str) -> None:
             unfit = f"{architecture} has no layer with an expert for each of {ranks.size} processes"
             raise ConfigError(f"<<param=>>True cannot be honoured: {unfit}; leave it out", param="enable_expert_parallel")
         reason = None if divided else f"it divides neither the heads nor the MLPs of {architecture}"
+        heads = _most_heads(getattr(model, "language_model", None))
+        if divided and 0 < heads < ranks.size:
+            reason = f"{architecture} has {heads} attention heads here; give at most as many, and a divisor of {heads}"
     if reason is not None:
         raise _error(ranks.size, ranks.layers, f"cannot be honoured: {reason}")
+
+
+def _most_heads(decoder: object) -> int:
+    """Return the largest number of attention heads in a layer; 0 for a decoder without attention."""
+    layers = decoder.spec.layers if isinstance(decoder, Decoder) else ()
+    return max((getattr(layer.mixer, "heads", 0) for layer in layers), default=0)
 
 
 def _divides_outputs(module: nn.Module) -> bool:

@@ -22,7 +22,16 @@ from ...processors.text.tokenizer import Tokenizer
 from ..config import PUBLISHED_FORMATS, EngineConfig, check_max_model_len
 from ..model_files import ModelFiles, WholeConfig, resolve
 from .implementation import check_options, describe_implementation, explain_fallback, is_fallback, resolve_architecture
-from .memory import MaxSizes, check_cache_memory, max_cross_rows, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
+from .memory import (
+    MaxSizes,
+    check_adapter_memory,
+    check_cache_memory,
+    max_cross_rows,
+    max_len_in_cache,
+    max_sizes,
+    resolve_cache_memory,
+    row_bytes,
+)
 from .model_source import ModelSource, build_from_json, computing_dtype
 from .rank_checks import check_rank_options
 from .talker import build_talker, talker_bytes
@@ -116,6 +125,8 @@ def resolve_engine(
     ranks = ranks or rank_groups(0, config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel)
     source = ModelSource(config, files, info, ranks)
     plan_model = cache(source.build_for_plan)
+    if config.enable_lora:
+        check_adapter_memory(config, plan_model())
     if config.parts != "encoder":
         config = resolve_cache_memory(config, plan_model, info, partial(talker_bytes, config, files))
     model = source.build_on_device() if on_device else plan_model()

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -24,7 +25,7 @@ from parity import make_llm
 from quantized import SCHEMES, write
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams, register_logits_processor
-from sensorium.callers.errors import CheckpointError, ConfigError, InputError
+from sensorium.callers.errors import CheckpointError, ConfigError, EngineDeadError, InputError
 from sensorium.checkpoints.formats.fp8 import Fp8Format
 from sensorium.engine.core import rank_executor, rank_server
 from sensorium.engine.core.channel import Channel, pack
@@ -359,6 +360,23 @@ def test_a_rank_that_ends_or_stands_still_is_replaced(number: signal.Signals) ->
         assert not Path(f"/proc/{peer}").exists()
 
 
+def test_a_rank_that_ends_while_it_loads_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank() -> list[int]:
+        lines = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
+        ranks = [pid for pid, line in lines.items() if b"rank_server" in line]
+        return [pid for pid in ranks if str(tmp_path).encode() in Path(f"/proc/{pid}/environ").read_bytes()]
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with ThreadPoolExecutor() as pool:
+        loading = pool.submit(LLM, MODEL, **OPTIONS, tensor_parallel_size=2)
+        wait_until(rank)
+        os.kill(rank()[0], signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            loading.result()
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
 def test_a_rank_that_ends_within_a_request_gives_a_typed_error() -> None:
     with LLM(MODEL, **OPTIONS, tensor_parallel_size=2) as llm:
         stream = llm.stream("The sky is", SamplingParams(max_tokens=400, ignore_eos=True))
@@ -393,6 +411,7 @@ def test_no_process_is_left_and_processors_run_on_all_ranks() -> None:
     ("options", "word"),
     [
         ({"tensor_parallel_size": 5}, "divides neither"),
+        ({"tensor_parallel_size": 64}, "4 attention heads"),
         ({"pipeline_parallel_size": 5}, "4 layers"),
         ({"pipeline_parallel_size": 5, "tensor_parallel_size": 2}, "pipeline_parallel_size=5"),
         ({"tensor_parallel_size": 5, "pipeline_parallel_size": 2}, "divides neither"),

@@ -336,10 +336,11 @@ def test_an_adapter_with_other_tokens(tmp_path: Path) -> None:
         "tokenizer_config.json": {"added_tokens_decoder": {str(rows - 8): {"content": "<new>"}}},
         "added_tokens.json": {"<new>": rows - 8},
     }
+    long = "tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "<new>"}}}
     with make_llm(row, base, enable_lora=True) as llm:
         with pytest.raises(CheckpointError, match="other tokens"):
             llm.load_adapter("mine", folder)
-        for number, (name, content) in enumerate(stored.items()):
+        for number, (name, content) in enumerate([*stored.items(), long]):
             words = write(tmp_path / f"words{number}", str(base), pairs, more=same)
             (words / name).write_text(json.dumps(content))
             with pytest.raises(CheckpointError, match="<new>"):

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sensorium.callers.errors import CheckpointError, ConfigError, InputError
 from sensorium.cli import serve
+from sensorium.cli.wording import message_of
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.pipelines import ocr
 from sensorium.pipelines.documents.readers import ModelReader
@@ -355,6 +356,16 @@ def test_the_spellings_of_the_option():
     serve.add_arguments(parser)
     args = parser.parse_args(["model", "--lora-modules", "a=b", "c=d", "--adapters", '{"name": "e", "path": "f"}'])
     assert ServerConfig(adapters=args.adapters).adapters == {"a": "b", "c": "d", "e": "f"}
+
+
+@pytest.mark.parametrize("flag", ["--adapters", "--lora-modules"])
+def test_errors_name_the_flag_that_was_given(flag):
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    args = parser.parse_args(["model", flag, "no folder"])
+    with pytest.raises(ConfigError) as raised:
+        ServerConfig(adapters=args.adapters)
+    assert message_of(raised.value.info, args).startswith(f"{flag} 'no folder'")
 
 
 def test_names_of_models_and_adapters_are_different():

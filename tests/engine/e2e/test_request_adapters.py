@@ -823,6 +823,19 @@ def test_a_model_with_adapters_of_its_own(world: LoadedModels) -> None:
         make_llm(ROWS[name], world.folder(name), enable_lora=True)
 
 
+def test_more_adapters_than_the_memory_holds(base: Path) -> None:
+    row = ROWS["qwen2_vl"]
+    for options in ({"max_loras": 10**5000}, {"max_lora_rank": 10**12}, {"max_loras": 10**12}):
+        with pytest.raises(ConfigError) as caught:
+            make_llm(row, base, enable_lora=True, **options)
+        assert caught.value.info.param == "max_loras"
+    info = caught.value.info
+    assert isinstance(info.limit, int)
+    assert 8 < info.limit < info.value == 10**12
+    with pytest.raises(ConfigError):
+        make_llm(row, base, enable_lora=True, max_loras=info.limit + 1)
+
+
 def test_an_engine_without_a_decoder(base: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         make_llm(ROWS["qwen2_vl"], base, enable_lora=True, parts="encoder")

@@ -139,6 +139,22 @@ def test_updates_that_do_not_fit_change_nothing(base: Path, changed: Path, tmp_p
         assert answers(llm) == expected[0]
 
 
+def test_a_handle_of_too_little_memory_is_refused(base: Path) -> None:
+    """Torch would make ordinary memory larger, with whatever lies there."""
+    name, tensor = next(iter(load_file(base / "model.safetensors").items()))
+    kind, (cls, storage, (offset, shape, strides, grad)) = reduce_tensor(tensor.clone())
+    has = storage._untyped_storage.nbytes()
+    with make_llm(ROW, base) as llm:
+        for metadata in (1, shape, strides, grad), (offset, (2 * shape[0], *shape[1:]), strides, grad):
+            with pytest.raises(InputError) as caught:
+                llm.update_weights({name: (kind, (cls, storage, metadata))})
+            assert (caught.value.info.param, caught.value.info.limit) == ("weights", has)
+            assert caught.value.info.value > has
+            assert name in str(caught.value)
+        assert storage._untyped_storage.nbytes() == has
+        assert llm.update_weights({name: (kind, (cls, storage, (offset, shape, strides, grad)))}) == 1
+
+
 def test_requests_in_progress_end_or_are_aborted(base: Path, changed: Path, expected: list[Any]) -> None:
     update, prompt = update_of(base, changed), {"prompt_token_ids": [5, 6, 7]}
     with make_llm(ROW, base) as llm:
