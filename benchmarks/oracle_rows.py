@@ -159,6 +159,7 @@ NOT_STARTED = {
     "deepseek_ocr": "the sizes of its SAM tower are constants in vLLM",
     "deepseek_vl2": "its tower is made by the package timm, in the published size",
     "funaudiochat": "vLLM 0.32 does not load the tower's separate projections of queries, keys and values",
+    "kanana_v": "its blocks are made by the package timm, and it leaves out the newlines of an image",
     "keye": REMOTE,
     "keye_vl1_5": REMOTE,
     "llama_nemotron_vl": REMOTE,

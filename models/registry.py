@@ -158,6 +158,7 @@ _NAMES: dict[str, str] = {
     "isaac": "IsaacForConditionalGeneration",
     "jina_reranker": "JinaVLForRanking JinaVLForSequenceClassification",
     "jina_v4": "JinaEmbeddingsV4Model",
+    "kanana_v": "KananaVForConditionalGeneration",
     "keye": "KeyeForConditionalGeneration KeyeVL1_5ForConditionalGeneration",
     "kimi_audio": "KimiAudioForConditionalGeneration MoonshotKimiaForCausalLM",
     "kimi_k25": "KimiK25ForConditionalGeneration KimiVLForConditionalGeneration Kimi_K25ForConditionalGeneration",

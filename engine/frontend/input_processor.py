@@ -434,7 +434,9 @@ class InputProcessor:
             by_modality.setdefault(item.source.modality, []).append(item_spans)
         layout = lay_out(ids, by_modality, self._info.placeholder_ids, self.text.text_of)
         whole_text = self.text.whole_text
-        if parsed.text is None or whole_text is None or not items or layout.num_tokens >= 2 * self._max_model_len:
+        if parsed.text is None or whole_text is None or whole_text.tokenizes_parts or not items:
+            return layout
+        if layout.num_tokens >= 2 * self._max_model_len:
             return layout  # a prompt that is far too long is refused before its tokens are written
         return retokenize(layout, parsed.text, ids, self.text.placeholder_texts, whole_text.inserted, self._tokenizer)
 

@@ -5,6 +5,7 @@ The causal ones see earlier inputs only, so that they can be computed part by pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from ...kernels import linear
 from ...kernels.convolution import PackedFilter, convolve, pack, packed_bytes
 from ...kernels.linear import LinearWeight
-from ..memory_formulas import packed_weight_bytes
+from ..memory_formulas import OpBytes, packed_weight_bytes
 from .basic import WeightedLayer
 
 
@@ -38,6 +39,33 @@ def add_depthwise_(out: Tensor, x: Tensor, kernel: Tensor, lengths: Sequence[int
 def depthwise_planes(planes: Tensor, kernel: Tensor, stride: int) -> Tensor:
     """Convolve each channel of padded `planes [batch, channels, height, width]` with its `kernel [channels, 1, k, k]`."""
     return F.conv2d(planes, kernel, stride=stride, groups=len(kernel))
+
+
+def depthwise_same(plane: Tensor, kernel: Tensor) -> Tensor:
+    """Convolve each channel of `plane [height, width, channels]`, zero-padded, with its `kernel [channels, 1, k, k]`, k odd."""
+    edge = kernel.shape[-1] // 2
+    padded = F.pad(plane, (0, 0, *[edge] * 4))[None].permute(0, 3, 1, 2)
+    if copies_planes(padded.device, padded.dtype):
+        padded = padded.contiguous()
+    return depthwise_planes(padded, kernel, 1)[0].permute(1, 2, 0).contiguous()
+
+
+def depthwise_same_bytes(rows: int, width: int, ops: OpBytes) -> int:
+    """Return the bytes alive in `depthwise_same` with 3 x 3 taps, without its input, for a square plane of `rows` positions."""
+    s, device = ops.dtype.itemsize, ops.limits.device
+    padded = (math.isqrt(rows) + 3) ** 2 * width * s
+    copies = 2 if copies_planes(device, ops.dtype) else 1
+    return copies * padded + (copies + copies_results(device, s)) * rows * width * s
+
+
+def copies_planes(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether planes are convolved with channels first: else cuDNN would round float32 to TF32."""
+    return device.type == "cuda" and dtype == torch.float32
+
+
+def copies_results(device: torch.device, size: int) -> bool:
+    """Return whether torch copies the results of convolutions, in numbers of `size` bytes: of 16 bits, without AVX-512."""
+    return device.type == "cpu" and size < 4 and "AVX512" not in torch.backends.cpu.get_cpu_capability()
 
 
 class _Kernel(WeightedLayer):

@@ -19,7 +19,7 @@ from ...kernels.activation import activation
 from ..interface import StepLimits
 from ..layers.basic import Converter, Convertible, TensorModule
 from ..layers.builder import Builder
-from ..layers.convolution import depthwise_planes
+from ..layers.convolution import copies_planes, copies_results, depthwise_planes
 from ..memory_formulas import OpBytes
 from .mobilenet_spec import BlockSpec, EdgeSpec, InvertedSpec, MobileAttentionSpec, MobileNetSpec, expanded
 
@@ -82,14 +82,9 @@ def _windows(x: Tensor, kernel: int, stride: int) -> Tensor:
 def _depthwise(x: Tensor, kernel: Tensor, stride: int) -> Tensor:
     """Convolve each channel with its `kernel [channels, 1, k, k]`."""
     plane = _padded(x, kernel.shape[-1], stride)[None].permute(0, 3, 1, 2)
-    if _copies_planes(plane.device, plane.dtype):
+    if copies_planes(plane.device, plane.dtype):
         plane = plane.contiguous()
     return depthwise_planes(plane, kernel, stride)[0].permute(1, 2, 0).contiguous()
-
-
-def _copies_planes(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether planes are convolved with channels first: else cuDNN would round float32 to TF32."""
-    return device.type == "cuda" and dtype == torch.float32
 
 
 class EdgeBlock:
@@ -307,9 +302,8 @@ def _depthwise_bytes(width: int, side: int, kernel: int, stride: int, ops: OpByt
     """Return the bytes alive in DepthwiseNorm beside its input."""
     s, rows = ops.dtype.itemsize, (-(-side // stride)) ** 2
     norm = rows * (width * s + ops.norm(width, True))
-    copies = 2 if _copies_planes(ops.limits.device, ops.dtype) else 1
-    # without AVX-512, torch copies results of 16 bits
-    copied = ops.limits.device.type == "cpu" and s < 4 and "AVX512" not in torch.backends.cpu.get_cpu_capability()
+    copies = 2 if copies_planes(ops.limits.device, ops.dtype) else 1
+    copied = copies_results(ops.limits.device, s)
     return max(copies * _padded_bytes(width, side, kernel, stride, s) + (copies + copied) * rows * width * s, norm)
 
 

@@ -36,8 +36,8 @@ class BaseProcessingInfo(ABC):
     Class attributes:
 
         modalities, cross_token, prompt_attention, adds_special_tokens, chat_template, takes_instruction,
-            output_shape, document_instruction, end_tokens, ocr_prompts, prunes_videos, rewrites_prompts, inserted,
-            plain_tokens, placeholder_texts: as in ProcessingInfo.
+            output_shape, document_instruction, end_tokens, ocr_prompts, prunes_videos, rewrites_prompts, tokenizes_parts,
+            inserted, plain_tokens, placeholder_texts: as in ProcessingInfo.
         placeholders: modality -> keys of its placeholder token in config.json, the newest first, then the published id or text.
         valid_kwargs: names of the `mm_processor_kwargs` that each modality takes.
         option_values: values of those options that only this family takes.
@@ -73,6 +73,7 @@ class BaseProcessingInfo(ABC):
     ocr_prompts: Sequence[str] = ()
     prunes_videos: bool = False
     rewrites_prompts: bool = False
+    tokenizes_parts: bool = False
     inserted: Mapping[str, tuple[str, str]] = {}
     plain_tokens: Sequence[str] = ()
     placeholder_texts: Mapping[str, str] = {}

@@ -96,6 +96,7 @@ OTHER_REASONS = {
     ("HyperClovaXV2ProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Keye15ProcessingInfo", "video"): TOO_MANY_ROWS,
     ("KeyeProcessingInfo", "video"): TOO_MANY_ROWS,
+    ("LlavaOnevision2ProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Molmo2ProcessingInfo", "video"): ONE_VIDEO,
     ("Ovis25ProcessingInfo", "video"): ONE_VIDEO,
     ("NemotronAsrStreamingProcessingInfo", "audio"): ONE_AUDIO,
