@@ -22,6 +22,7 @@ from ..models.quantization import METHODS, parse_quantization
 from .model_files import DTYPES
 from .sampling_params import SamplingLimits, check_generation_overrides
 from .speculative_config import read_speculative_config, with_paths
+from .transfer_config import KVTransferOptions, read_kv_transfer
 from .vllm_args import as_given, translate_options
 
 _DEFAULT_CACHE_BYTES = 4 << 30
@@ -124,6 +125,9 @@ class EngineConfig:
         encoder_cache_dir: folder where encoder rows are kept across restarts; `~` is expanded. None keeps them in memory only.
             All weight files are hashed at start, so that rows of one checkpoint are never served for another.
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
+        kv_offloading_size: GiB of the host's memory that keep KV blocks which the KV cache has no room for (docs/scaling.md).
+        kv_transfer_config: where KV blocks are kept outside the KV cache, for this engine and for others, as a mapping in
+            vLLM's form (docs/scaling.md).
         packed_cache_dir: folder where the weights of linear layers are kept as the C++ kernels read them; `~` is expanded. The
             next start of an engine with the same checkpoint and quantization on a CPU with the same instructions maps them.
             The checkpoint is recognised by config.json and by inodes, sizes and times of change of its weight files. Nothing is
@@ -227,6 +231,8 @@ class EngineConfig:
     encoder_cache_bytes: int | None = None
     encoder_cache_dir: str | None = None
     encoder_cache_dir_bytes: int = 4 << 30
+    kv_offloading_size: float | None = None
+    kv_transfer_config: Mapping[str, Any] | None = None
     packed_cache_dir: str | None = None
     quarantine_seconds: float = 300.0
     quantization: str | Mapping[str, Any] | None = None
@@ -283,6 +289,9 @@ class EngineConfig:
             object.__setattr__(self, "load_mtp", True)
         for name in _POSITIVE:
             _check_positive(name, getattr(self, name))
+        if self.kv_transfer and not self.enable_prefix_caching:
+            param = "kv_offloading_size" if self.kv_transfer_config is None else "kv_transfer_config"
+            raise _error(param, getattr(self, param), "needs <<enable_prefix_caching=>>True")
         if self.num_ranks > 1:
             object.__setattr__(self, "engine_process", True)
         if not isinstance(self.media, MediaPolicy):
@@ -351,6 +360,11 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Number of processes that share the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def kv_transfer(self) -> KVTransferOptions:
+        """The connectors of KV blocks."""
+        return read_kv_transfer(self.kv_transfer_config, self.kv_offloading_size)
 
     def takes(self, modality: str) -> bool:
         """Return whether requests may have items of this modality."""

@@ -22,8 +22,9 @@ from ..models.interface import Model, SupportsClassification, SupportsPooling
 from .core_info import CoreInfo
 from .errors import error_info
 from .logits_processors import register_path
+from .stats import TransferStats
 from .threads import use_threads
-from .types import GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
+from .types import FoundBlocks, GrammarResult, KVTransfer, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
 from .worker.model_runner import AsyncStepOutput, ModelRunner
 
 
@@ -50,6 +51,15 @@ class Executor(Protocol):
 
     def update(self, update: WorkerUpdate) -> tuple[GrammarResult, ...]:
         """Change what the workers keep beside steps. Return the grammars whose compilation has ended, each once."""
+
+    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+        """Copy KV blocks between the caches and the connectors. If asked, return the lookups that have ended, each once.
+
+        What they have read is kept until the next ones are reported.
+        """
+
+    def transfer_stats(self) -> tuple[TransferStats, ...]:
+        """Return what each connector did."""
 
     def register(self, name: str, path: str) -> None:
         """Register a logits processor that requests name. Raise InputError if it cannot be imported from its path."""
@@ -165,6 +175,13 @@ class LocalExecutor:
             results.append(GrammarResult(name, None if error is None else error_info(error, "compiling a grammar")))
         return tuple(results)
 
+    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+        return self.runner.transfer(transfer)
+
+    def transfer_stats(self) -> tuple[TransferStats, ...]:
+        blocks = self.runner.kv_blocks
+        return self.runner.store.stats + (() if blocks is None else blocks.store.stats)
+
     def register(self, name: str, path: str) -> None:
         register_path(name, path)
 
@@ -183,6 +200,8 @@ class LocalExecutor:
         assert self._source is not None
         self._source.stage_weights(weights)
         self.runner.store.drop_folder()  # files have rows of the former weights
+        if self.runner.kv_blocks is not None:
+            self.runner.kv_blocks.forget_saved()
 
     def sleep(self, keep_sequences: bool = False) -> None:
         assert self._source is not None
@@ -202,7 +221,9 @@ class LocalExecutor:
             raise InputError(reason, code="out_of_memory") from None
 
     def close(self) -> None:
-        """End the threads and processes that compile grammars."""
+        """Write what waits for connectors, and end the threads and processes that compile grammars."""
+        if self.runner.kv_blocks is not None:
+            self.runner.kv_blocks.close()
         if self.runner.grammars is not None:
             self.runner.grammars.close()
 

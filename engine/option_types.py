@@ -75,8 +75,6 @@ class VllmEngineArgs(TypedDict, total=False):
     kernel_config: Any
     kv_cache_metrics: Any
     kv_events_config: Any
-    kv_offloading_size: Any
-    kv_transfer_config: Any
     language_model_only: Any
     linear_backend: Any
     load_format: Any
@@ -188,6 +186,8 @@ class EngineOptions(VllmEngineArgs, total=False):
     encoder_cache_bytes: int | None
     encoder_cache_dir: str | os.PathLike[str] | None
     encoder_cache_dir_bytes: int | None
+    kv_offloading_size: float | None
+    kv_transfer_config: Mapping[str, Any] | None
     packed_cache_dir: str | os.PathLike[str] | None
     quarantine_seconds: float | None
     quantization: str | Mapping[str, Any] | None

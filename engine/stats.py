@@ -54,6 +54,34 @@ def add_stats(parts: Iterable[Iterable[DraftStats]]) -> tuple[DraftStats, ...]:
 
 
 @dataclass(frozen=True)
+class TransferStats:
+    """Counts of one connector, which keeps tensors outside the caches.
+
+    Args:
+        kind: what they are: "encoder rows" or "KV blocks".
+        connector: "memory", "disk", "peer" or "redis".
+        hits, misses: tensors that it was asked for, and had or had not.
+        damaged: those whose bytes were wrong or too short, and were computed instead.
+        failed: how often it could not be reached, or did not answer in time.
+        late: prompts that did not wait for their blocks any longer.
+        writes: tensors written. skipped: tensors not written, because too many waited or they exceed the capacity.
+        read_bytes, written_bytes: bytes of both.
+    """
+
+    kind: str
+    connector: str
+    hits: int = 0
+    misses: int = 0
+    damaged: int = 0
+    failed: int = 0
+    late: int = 0
+    writes: int = 0
+    skipped: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class SequenceStats:
     """Use of the caches and preemptions of a sequence.
 
@@ -91,6 +119,7 @@ class EngineStats:
         drafts: what each proposer of drafted tokens achieved.
         no_drafts: why no sequence of this engine gets drafts: "off", "rows" (a row's bits may depend on the other rows of its
             step, see `batch_invariant`) or "" (sequences do).
+        transfers: what each connector did (`kv_transfer_config`, `encoder_cache_dir`).
     """
 
     running: int = 0
@@ -116,3 +145,4 @@ class EngineStats:
     quarantined: int = 0
     drafts: tuple[DraftStats, ...] = ()
     no_drafts: str = ""
+    transfers: tuple[TransferStats, ...] = ()

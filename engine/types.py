@@ -168,6 +168,64 @@ class WorkerUpdate:
 
 
 @dataclass(frozen=True)
+class KVBlock:
+    """A block of a cache group and the hash of its content (32 bytes)."""
+
+    group: int
+    block: int
+    hash: bytes
+
+
+@dataclass(frozen=True)
+class KVLookup:
+    """Read the blocks of a prompt that connectors have and the KV cache lacks.
+
+    Args:
+        number: the epoch of the sequence, as in ScheduledRequest; it names this message.
+        hashes: of the prompt's full blocks, in order.
+        resident: for each cache group, whether the KV cache has each of the blocks; () for groups that are not looked up.
+        spans: the sequence's bidirectional spans, which a prefix must not cut.
+    """
+
+    number: int
+    hashes: tuple[bytes, ...]
+    resident: tuple[tuple[bool, ...], ...]
+    spans: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class KVTransfer:
+    """KV blocks to copy between the caches of workers and the connectors.
+
+    Args:
+        save: blocks to keep; their content does not change until the next step.
+        look_up: prompts whose blocks to read, beside the steps.
+        cancel: numbers of lookups whose blocks are no longer needed.
+        place: number of a lookup that has ended, and blocks to fill with what it read.
+        poll_seconds: report lookups that have ended, and wait so long for the first one; None: report none.
+    """
+
+    save: tuple[KVBlock, ...] = ()
+    look_up: tuple[KVLookup, ...] = ()
+    cancel: tuple[int, ...] = ()
+    place: tuple[tuple[int, tuple[KVBlock, ...]], ...] = ()
+    poll_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class FoundBlocks:
+    """A lookup has ended.
+
+    Args:
+        number: of the KVLookup.
+        blocks: (cache group, index in the prompt) of the blocks that were read, in order of the prompt.
+    """
+
+    number: int
+    blocks: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class LoadedAdapter:
     """An adapter that requests may choose.
 

@@ -95,7 +95,8 @@ class EncoderCore:
 
     @property
     def stats(self) -> EngineStats:
-        return replace(self._stats, waiting=len(self._waiting), quarantined=len(self._quarantine))
+        transfers = self._store.stats
+        return replace(self._stats, waiting=len(self._waiting), quarantined=len(self._quarantine), transfers=transfers)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raise InputError for an item in quarantine, or an id that is in use."""

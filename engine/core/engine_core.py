@@ -282,6 +282,7 @@ class EngineCore:
             self._add_compiled(WorkerUpdate())
         refused, self._refused = self._refused, {}
         failed = [_failure(name, error) for name, error in refused.items()]
+        self._load_blocks()
         flight, self._flight = self._flight, None
         if flight is None or not self._is_wanted(flight):
             flight = self._launch(self.scheduler.schedule())
@@ -298,7 +299,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Counters since the start, and current values."""
         stats = self.scheduler.stats
-        return replace(stats, waiting=stats.waiting + len(self._compiling))
+        return replace(stats, waiting=stats.waiting + len(self._compiling), transfers=self.executor.transfer_stats())
 
     def _publish(self) -> EngineStats:
         """Return the last snapshot of the statistics, or a new one if it is old or a sequence began or ended since."""
@@ -376,10 +377,36 @@ class EngineCore:
             raise
         else:
             outputs = self.scheduler.update_from_output(output, done)
+            self._save_blocks()
             has_encoded = bool(done.encoded)
         if has_encoded:
             self.report_encoding(self.scheduler.encoding)
         return outputs
+
+    def _load_blocks(self) -> None:
+        """Ask the connectors for blocks of waiting sequences, and place those that have arrived in the KV cache."""
+        transfers = self.scheduler.kv_transfers
+        message = None if transfers is None or self.asleep else transfers.begin()
+        if transfers is None or message is None:
+            return
+        placed = transfers.place(self.executor.transfer(message))
+        if placed is None:
+            return
+        try:
+            self.executor.transfer(placed)
+        except Exception:
+            _log.exception("KV blocks cannot be placed; they are computed")
+            transfers.forget(placed)
+
+    def _save_blocks(self) -> None:
+        """Save the blocks that the last step has completed."""
+        message = None if self.scheduler.kv_transfers is None else self.scheduler.kv_transfers.take_computed()
+        if message is None:
+            return
+        try:
+            self.executor.transfer(message)
+        except Exception:
+            _log.exception("KV blocks cannot be saved")
 
     def _check_head(self, request: EngineRequest) -> None:
         pooling = request.pooling

@@ -29,7 +29,8 @@ from ..config import EngineConfig
 from ..core_info import CoreInfo
 from ..errors import error_text
 from ..executor import LocalExecutor
-from ..types import GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
+from ..stats import TransferStats
+from ..types import FoundBlocks, GrammarResult, KVTransfer, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
 from .channel import Packed, discard, duplicate, pack
 from .child import Child, start_child
 
@@ -175,6 +176,13 @@ class RankExecutor:
             self._send("update", update)
             self._receive()
         return self._local.update(update)
+
+    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+        """Return (): `check_rank_options` refuses connectors of KV blocks."""
+        return ()
+
+    def transfer_stats(self) -> tuple[TransferStats, ...]:
+        return self._local.transfer_stats()
 
     def register(self, name: str, path: str) -> None:
         self._all("register", name, path)

@@ -9,7 +9,7 @@ from typing import Any
 from ...callers.errors import ConfigError
 from ...mm.cache import CacheStats
 from ..outputs import RequestOutput
-from ..stats import DraftStats, EngineStats
+from ..stats import DraftStats, EngineStats, TransferStats
 from .engine_loop import EngineLoop
 from .media import MultiModalProcessor
 from .trace import Observer, RequestTimes
@@ -49,6 +49,18 @@ _COUNTS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "encoder_cache_misses": ("items that were encoded", lambda stats: stats.encoder_calls),
     "encoder_cache_disk_hits": ("items whose encoder rows were read from disk", lambda stats: stats.encoder_disk_hits),
     "encoder_cache_evictions": ("items evicted from the encoder cache", lambda stats: stats.encoder_evictions),
+}
+
+_TRANSFERS: dict[str, tuple[str, Callable[[TransferStats], int]]] = {
+    "hits": ("tensors that the connector had", lambda stats: stats.hits),
+    "misses": ("tensors that it was asked for and had not", lambda stats: stats.misses),
+    "damaged": ("tensors whose bytes were wrong, which were computed instead", lambda stats: stats.damaged),
+    "failures": ("times that it could not be reached or did not answer in time", lambda stats: stats.failed),
+    "late": ("prompts that did not wait for it any longer", lambda stats: stats.late),
+    "writes": ("tensors written", lambda stats: stats.writes),
+    "skipped": ("tensors not written, for lack of room", lambda stats: stats.skipped),
+    "read_bytes": ("bytes read", lambda stats: stats.read_bytes),
+    "written_bytes": ("bytes written", lambda stats: stats.written_bytes),
 }
 
 
@@ -142,6 +154,7 @@ class _Collector:
         counts["processor_cache_misses"] = ("processed items not found in the cache", processed.misses)
         counts["processor_cache_evictions"] = ("processed items evicted from the cache", processed.evictions)
         yield from _draft_families(stats)
+        yield from _transfer_families(stats)
         for name, (text, value) in states.items():
             yield GaugeMetricFamily(f"sensorium_{name}", text, value=value)
         for name, (text, value) in counts.items():
@@ -173,3 +186,14 @@ def _draft_families(stats: EngineStats) -> Iterator[Any]:
     for proposer in stats.drafts:
         off.add_metric([proposer.proposer], proposer.switched_off)
     yield off
+
+
+def _transfer_families(stats: EngineStats) -> Iterator[Any]:
+    """Yield the counters of connectors, by what they keep."""
+    from prometheus_client.core import CounterMetricFamily
+
+    for name, (text, read) in _TRANSFERS.items():
+        family = CounterMetricFamily(f"sensorium_connector_{name}", text, labels=["kind", "connector"])
+        for connector in stats.transfers:
+            family.add_metric([connector.kind, connector.connector], read(connector))
+        yield family

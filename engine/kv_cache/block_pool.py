@@ -52,8 +52,11 @@ class BlockPool:
             self._ref_counts[block] = 1
         return taken
 
-    def free(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block. The last blocks of a sequence are evicted before its first ones."""
+    def free(self, blocks: Sequence[int], trim: bool = True) -> None:
+        """Drop one reference to each block. The last blocks of a sequence are evicted before its first ones.
+
+        `trim`: evict what exceeds the maximum of cached blocks now, not with the next call.
+        """
         for block in reversed(blocks):
             if block == NULL_BLOCK:
                 continue
@@ -64,7 +67,7 @@ class BlockPool:
                     self._cached[block] = None
                 else:
                     self._free.append(block)
-        while len(self._cached) > self._max_cached:
+        while trim and len(self._cached) > self._max_cached:
             self._evict()
 
     def find_cached_prefix(self, hashes: Sequence[bytes]) -> list[int]:
@@ -89,6 +92,10 @@ class BlockPool:
             return False
         self._block_of[block_hash], self._hash_of[block] = block, block_hash
         return True
+
+    def num_in_use(self, blocks: Sequence[int]) -> int:
+        """Return how many of the blocks sequences use."""
+        return sum(block != NULL_BLOCK and self._ref_counts[block] > 0 for block in blocks)
 
     def is_shared(self, block: int) -> bool:
         return self._ref_counts[block] > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from sys import maxsize
 from typing import Protocol
 
@@ -11,10 +12,30 @@ from ..bidirectional_spans import BidirectionalSpan, round_down
 from .block_hash import hash_cross_blocks
 from .block_pool import NULL_BLOCK, BlockIds, BlockPool, BlockPools
 from .groups import CACHED_STATES
+from .prefix import first_visible, needed_blocks, usable_prefix
 
+CachedBlock = tuple[int, int, bytes]
+"""A block that the prefix cache finds: its cache group, its number, and its hash."""
 _SAVED_STATES = 4  # states of one sequence in the prefix cache, besides the newest
 MIN_BLOCKS = 4
 """Models with states compute prompts of fewer blocks in one step, without a state for the prefix cache."""
+
+
+@dataclass(frozen=True)
+class MissingPrefix:
+    """Blocks of a prompt that the prefix cache has or lacks.
+
+    Args:
+        hashes: of all full blocks before the last token.
+        resident: for each cache group, whether it has each of them; () for groups that are not looked up.
+    """
+
+    hashes: tuple[bytes, ...]
+    resident: tuple[tuple[bool, ...], ...]
+
+    @property
+    def num_missing(self) -> int:
+        return sum(group.count(False) for group in self.resident)
 
 
 class CachedSequence(Protocol):
@@ -128,7 +149,7 @@ class BlockTables:
             for pool, block in rewritten:
                 pool.remove_hash(block)
         seq.num_hashed_blocks = min(seq.num_hashed_blocks, first)
-        visible = [blocks[self._first_visible(spec, seq.num_computed) :] for blocks, _, spec in self._token_groups(seq)]
+        visible = [blocks[first_visible(spec, seq.num_computed, size) :] for blocks, _, spec in self._token_groups(seq)]
         if any(NULL_BLOCK in blocks for blocks in visible) or (self.has_states and seq.state_tokens != seq.num_computed):
             self.free(seq)
             self.allocate(seq, spans)  # on failure, it gets blocks when it is scheduled
@@ -149,22 +170,28 @@ class BlockTables:
             return maxsize
         return (seq.num_computed // size + 1) * size - len(seq.token_ids)
 
-    def advance_states(self, seq: CachedSequence) -> None:
-        """Replace the states of a sequence by those that its last step wrote; cache them if its tokens end a block."""
+    def advance_states(self, seq: CachedSequence) -> list[CachedBlock]:
+        """Replace the states of a sequence by those that its last step wrote; cache them if its tokens end a block.
+
+        Return the states that are cached now and were not before.
+        """
         if not self.has_states or seq.state_tokens == seq.num_computed:
-            return
+            return []
         for group, pool in self._states(seq.block_ids):
             pool.free(group[:1])
         seq.block_ids = self.skip_state(seq.block_ids)
         seq.state_tokens = seq.num_computed
         blocks, rest = divmod(seq.num_computed, self.block_pools.block_size)
         if rest or not self.prefix_caching:
-            return
+            return []
         state_hash = seq.block_hashes(self.block_pools.block_size)[blocks - 1]
-        is_new = [pool.cache_block(group[0], state_hash) for group, pool in self._states(seq.block_ids)]
-        if all(is_new):
+        groups = enumerate(zip(seq.block_ids, self.block_pools.pools, self.block_pools.specs, strict=True))
+        states = [(number, ids[0], pool) for number, (ids, pool, spec) in groups if spec.kind == "state"]
+        new = [(number, block, state_hash) for number, block, pool in states if pool.cache_block(block, state_hash)]
+        if len(new) == len(states):
             self._drop_states(seq, blocks)
             seq.saved_states.append((blocks, state_hash))
+        return new
 
     def _drop_states(self, seq: CachedSequence, blocks: int) -> None:
         """Remove states of a sequence from the prefix cache before one after `blocks` blocks is added.
@@ -202,7 +229,7 @@ class BlockTables:
         """Free blocks that no later token sees, in groups with a window."""
         groups = list(seq.block_ids)
         for number, (pool, spec) in enumerate(zip(self.block_pools.pools, self.block_pools.specs, strict=True)):
-            group, stop = groups[number], self._first_visible(spec, seq.num_computed)
+            group, stop = groups[number], first_visible(spec, seq.num_computed, self.block_pools.block_size)
             first = stop
             while first and group[first - 1] != NULL_BLOCK:
                 first -= 1
@@ -211,16 +238,57 @@ class BlockTables:
                 groups[number] = (NULL_BLOCK,) * stop + group[stop:]
         seq.block_ids = tuple(groups)
 
-    def cache_full_blocks(self, seq: CachedSequence) -> None:
-        """Make full blocks whose tokens are computed findable in the prefix cache."""
+    def cache_full_blocks(self, seq: CachedSequence) -> list[CachedBlock]:
+        """Make full blocks whose tokens are computed findable in the prefix cache. Return those that are new there."""
         done = seq.num_computed // self.block_pools.block_size
         if not self.prefix_caching or done <= seq.num_hashed_blocks:
-            return
-        hashes = seq.block_hashes(self.block_pools.block_size)
-        for group, pool, _ in self._token_groups(seq):
-            for index in range(seq.num_hashed_blocks, done):
-                pool.cache_block(group[index], hashes[index])
+            return []
+        hashes, new = seq.block_hashes(self.block_pools.block_size), list[CachedBlock]()
+        groups = zip(seq.block_ids, self.block_pools.pools, self.block_pools.specs, strict=True)
+        for number, (group, pool, spec) in enumerate(groups):
+            if spec.kind in ("cross", "state"):
+                continue
+            indices = range(seq.num_hashed_blocks, done)
+            new += [(number, group[i], hashes[i]) for i in indices if pool.cache_block(group[i], hashes[i])]
         seq.num_hashed_blocks = done
+        return new
+
+    def missing_prefix(self, seq: CachedSequence) -> MissingPrefix | None:
+        """Return which blocks of a sequence without any could be reused; None if it could not be admitted now."""
+        size = self.block_pools.block_size
+        hashes, resident = seq.block_hashes(size)[: (len(seq.token_ids) - 1) // size], []
+        pools = zip(self.block_pools.pools, self.block_pools.specs, self._slots(seq, 0), strict=True)
+        for pool, spec, slots in pools:
+            blocks = [] if spec.kind == "cross" else list(pool.find_cached(hashes))
+            if -(-slots // size) - pool.num_in_use(blocks) > pool.num_free:
+                return None
+            resident.append(tuple(block != NULL_BLOCK for block in blocks))
+        return MissingPrefix(tuple(hashes), tuple(resident))
+
+    def insert_cached(self, seq: CachedSequence, found: Sequence[tuple[int, int]]) -> list[CachedBlock]:
+        """Put blocks of a prompt into the prefix cache; the caller fills them before the next step.
+
+        Args:
+            found: (cache group, index of the block in the prompt), first blocks first.
+
+        Returns:
+            Those that got a block; there may be too few.
+        """
+        hashes, inserted = seq.block_hashes(self.block_pools.block_size), list[CachedBlock]()
+        for number, pool in enumerate(self.block_pools.pools):
+            indices = [index for group, index in found if group == number]
+            if not indices:
+                continue
+            in_use = list(pool.find_cached_prefix(hashes[: indices[0]]))
+            pool.touch(in_use)  # what the prompt starts with is not evicted for what follows
+            for index in indices:
+                if pool.num_free and next(pool.find_cached(hashes[index : index + 1])) == NULL_BLOCK:
+                    (block,) = pool.allocate(1)
+                    pool.cache_block(block, hashes[index])
+                    inserted.append((number, block, hashes[index]))
+                    in_use.append(block)
+            pool.free(in_use, trim=False)  # they stay until the sequence is admitted
+        return inserted
 
     def cache_cross_blocks(self, seq: CachedSequence) -> None:
         """Make the blocks of the encoder input findable in the prefix cache. One step writes all of them."""
@@ -257,42 +325,17 @@ class BlockTables:
                 cached.append(tuple(pool.find_cached(hashes)))
             else:
                 cached.append(tuple(pool.find_cached_prefix(cross if spec.kind == "cross" else hashes)))
-        keep = self._usable_prefix(cached, spans)
+        keep = usable_prefix(cached, self.block_pools.specs, size, spans)
         blocks = []
         for group, spec in zip(cached, self.block_pools.specs, strict=True):
+            needed = needed_blocks(spec, keep, size)
             if spec.kind == "cross":
                 blocks.append(group if len(group) == len(cross) else ())
             elif spec.kind == "state":
-                blocks.append(group[keep - 1 : keep] if keep else ())
+                blocks.append(group[needed.start : keep])
             else:
-                first = self._first_visible(spec, keep * size)
-                blocks.append((NULL_BLOCK,) * first + group[first:keep])
+                blocks.append((NULL_BLOCK,) * needed.start + group[needed.start : keep])
         return tuple(blocks), keep
-
-    def _usable_prefix(self, cached: BlockIds | list[tuple[int, ...]], spans: Sequence[BidirectionalSpan]) -> int:
-        """Return the size in blocks of the longest prefix that cuts no span and whose last window or state is cached."""
-        size, specs = self.block_pools.block_size, self.block_pools.specs
-        keep = min((len(blocks) for blocks, spec in zip(cached, specs, strict=True) if spec.kind != "cross"), default=0)
-        groups = [pair for pair in zip(cached, specs, strict=True) if pair[1].window is not None or pair[1].kind == "state"]
-        while keep:
-            keep = round_down(keep * size, size, spans) // size
-            missing = [
-                index
-                for blocks, spec in groups  # with gaps; of the states, the last one sums up the others
-                for index in range(max(0, keep - 1) if spec.kind == "state" else self._first_visible(spec, keep * size), keep)
-                if blocks[index] == NULL_BLOCK
-            ]
-            if not missing:
-                return keep
-            keep = max(missing)
-        return 0
-
-    def _first_visible(self, spec: CacheSpec, position: int) -> int:
-        """Return the first block that the token at `position` sees."""
-        if spec.window is None:
-            return 0
-        first = position - position % spec.window if spec.kind == "chunk" else max(0, position - spec.window + 1)
-        return first // self.block_pools.block_size
 
     def _slots(self, seq: CachedSequence, start: int, tokens: int | None = None, states: int = 2) -> list[int]:
         """Return the slots per group for `tokens` tokens (None: all) if the next step begins at token `start`."""

@@ -25,6 +25,7 @@ from .limits import check_features
 
 class State(Enum):
     WAITING = "waiting"  # has tokens to compute, may have no blocks
+    LOADING = "loading"  # has no blocks, and waits for those that a connector may have
     RUNNING = "running"  # has tokens to compute, and blocks for all of them
     IDLE = "idle"  # answered and held open
 
@@ -54,6 +55,7 @@ class Request(SequenceData):
         self.encode_seconds = 0.0
         self.cached_tokens: int | None = None  # prompt tokens found in the prefix cache when first admitted
         self.epoch = 0  # see ScheduledRequest
+        self.looked_up = -1, 0  # epoch in which connectors were asked for its blocks, and how many were missing
         self.preemptions = 0
         self.repairs = 0  # repetition loops rolled back in this answer
         self.may_draft = True  # False after a step with guesses failed

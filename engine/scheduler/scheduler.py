@@ -23,6 +23,7 @@ from ..types import (
 )
 from .encoder_cache import EncoderCache
 from .encoder_inputs import EncoderInputs
+from .kv_transfers import KVTransfers
 from .limits import SchedulerLimits
 from .policy import SchedulingPolicy
 from .quarantine import Quarantine
@@ -80,7 +81,12 @@ class Scheduler:
         self.sequences = Sequences(self.block_tables, self.encoder_inputs, limits, self.limit, policy, self.drafts)
         self._queues, self._messages = self.sequences.queues, self.sequences.messages
         self.requests, self.waiting, self.running = self._queues.requests, self._queues.waiting, self._queues.running
+        self.kv_transfers: KVTransfers | None = None
         self._steps = self._steps_ahead = self._cut_items = 0
+
+    def use_connectors(self, saves: bool, loads: bool) -> None:
+        """Save KV blocks through the connectors of the workers, and look for those of waiting sequences there."""
+        self.kv_transfers = KVTransfers(self._queues, self.block_tables, self.limits, saves, loads)
 
     def schedule(self) -> SchedulerOutput | None:
         """Return the next step, or None if there is nothing to do. `update_from_output` records it once it has run."""
@@ -193,8 +199,9 @@ class Scheduler:
             self.drafts.settle(request, len(scheduled.draft_token_ids))
         if scheduled.write_cross:
             self.block_tables.cache_cross_blocks(request)
-        self.block_tables.cache_full_blocks(request)
-        self.block_tables.advance_states(request)
+        cached = self.block_tables.cache_full_blocks(request) + self.block_tables.advance_states(request)
+        if self.kv_transfers is not None:
+            self.kv_transfers.add_computed(request, cached)
         self.block_tables.free_behind_windows(request)
         if scheduled.draft_token_ids and num_kept < scheduled.num_sampled:
             self.block_tables.free_rejected(request)
@@ -276,10 +283,11 @@ class Scheduler:
     @property
     def stats(self) -> EngineStats:
         """Counters since the start, and current values."""
+        waiting = len(self.waiting) + (0 if self.kv_transfers is None else self.kv_transfers.num_loading)
         return EngineStats(
             running=len(self.running),
-            waiting=len(self.waiting),
-            idle=len(self.requests) - len(self.running) - len(self.waiting),
+            waiting=waiting,
+            idle=len(self.requests) - len(self.running) - waiting,
             steps=self._steps,
             steps_ahead=self._steps_ahead,
             blocks=sum(pool.num_blocks for pool in self.block_pools.pools),

@@ -147,6 +147,8 @@ class Sequences:
         if request.state is State.WAITING:  # it was preempted
             self.queues.waiting.remove(request)
             request.state = State.IDLE
+        elif request.state is State.LOADING:
+            request.state = State.IDLE
         elif request.state is State.RUNNING:
             self._end_answer(request)
         return request.final_output(TokenOutput(request_id, ()))
@@ -160,6 +162,7 @@ class Sequences:
             self.queues.running.remove(request)
         elif request.state is State.WAITING:
             self.queues.waiting.remove(request)
+        request.state = State.IDLE
         self._drafts.end_answer(request)
         self._encoder_inputs.unregister(request)
         self._block_tables.free(request)

@@ -35,6 +35,7 @@ from ..worker.adapter_store import AdapterStore
 from ..worker.encoder_store import EncoderStore
 from ..worker.grammar import GrammarFactory
 from ..worker.model_runner import ModelRunner, RunnerOptions
+from .connectors import open_connectors
 from .draft_model import check_vocabulary, find_draft
 from .drafts import make_drafter, make_predictor
 from .memory import MaxSizes, adapter_bytes, max_cached_blocks, num_cache_blocks
@@ -84,7 +85,9 @@ def load_engine(
         folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes
         _make_folder("encoder_cache_dir", folder)
         _make_folder("packed_cache_dir", config.packed_cache_dir)
-        content = "" if folder is None else files.content_digest()  # rows on disk may outlive this checkpoint
+        _make_folder("kv_transfer_config", config.kv_transfer.folder or None)
+        is_shared = folder is not None or config.kv_transfer.folder
+        content = files.content_digest() if is_shared else ""  # what is on disk may outlive this checkpoint
         fingerprint = digest("sensorium.encoder", content, config.quantization, config.media_device)
         store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
         # the caches are allocated before weights are read, so that a plan that does not fit fails at once
@@ -96,7 +99,9 @@ def load_engine(
                 tokenizer, config.grammar_seconds, config.quarantine_seconds, config.media.worker_sandbox == "require"
             )
             encoder_ranks = all_ranks(ranks) if config.mm_encoder_tp_mode == "data" else None
-            options = RunnerOptions(grammars, prompt_attention=info.prompt_attention, encoder_ranks=encoder_ranks)
+            connectors = open_connectors(config, content, model.cache_specs, dtype)
+            attention = info.prompt_attention
+            options = RunnerOptions(grammars, prompt_attention=attention, encoder_ranks=encoder_ranks, connectors=connectors)
             core = build_core(model, config, engine.sizes, store, options, engine.source)
         engine.source.load_weights(model)
         if isinstance(core, EngineCore):
@@ -158,7 +163,7 @@ def build_core(
     """Join scheduler, caches and executor around a model on its device.
 
     Args:
-        options: its `grammars`, `prompt_attention` and `encoder_ranks`; the others follow from `config`.
+        options: its `grammars`, `prompt_attention`, `encoder_ranks` and `connectors`; the others follow from `config`.
         source: builds the model again after sleep; with None, the engine cannot sleep.
     """
     if options.prompt_attention.key_order is not None and any(spec.window is not None for spec in model.cache_specs):
@@ -193,6 +198,9 @@ def build_core(
         predictor=None if drafter is None else make_predictor(config, model, sizes, store, source),
         adapters=AdapterStore(adapter_bytes(config, model), config.max_lora_rank) if config.enable_lora else None,
     )
+    transfer = config.kv_transfer
+    if options.connectors is not None:
+        scheduler.use_connectors(transfer.saves, transfer.loads)
     runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store, options)
     executor = LocalExecutor(runner, source)
     info = executor.describe(limits.max_model_len, limits.max_num_seqs)

@@ -25,9 +25,9 @@ from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
 from ...processors.interface import ProcessingInfo, SupportsTranscription
 from ..config import MAX_STREAM_ROWS, MEDIA_BYTES, EngineConfig, cache_budget, check_max_model_len, host_memory
+from ..connectors.tensor_store import QUEUE_BYTES
 from ..kv_cache.groups import CacheGroup, group_layers
 from ..worker import decode_graphs, encoder_graphs
-from ..worker.encoder_store import QUEUE_BYTES
 from ..worker.model_runner import LOGITS_ROWS
 from .draft_cache_size import draft_cache_bytes
 from .max_items import ItemLimits, find_max_item, max_rows
@@ -136,6 +136,12 @@ def _cross_rows(config: EngineConfig, info: ProcessingInfo, modality: str, rows:
         return rows
     limit = config.limit_mm_per_prompt.get(modality)
     return max(rows, max_model_len) if limit is None else limit * rows
+
+
+def _offloaded_bytes(config: EngineConfig, kv_cache: int) -> int:
+    """Return the bytes of KV blocks outside the cache: in memory, waiting to be written, and read for waiting prompts."""
+    transfer = config.kv_transfer
+    return transfer.memory_bytes + QUEUE_BYTES + kv_cache if transfer else 0
 
 
 def num_cache_blocks(
@@ -333,6 +339,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         media_held=((MEDIA_BYTES + (1 + config.media_workers) * processed) if items or config.enable_prompt_embeds else 0)
         + chunked * streams * sum(model.input_bytes(name, min(MAX_STREAM_ROWS, sizes.max_model_len)) for name in encoded),
         processor_cache=config.mm_processor_cache_bytes if items else 0,
+        offloaded=_offloaded_bytes(config, sum(map(mul, blocks, block_bytes))) if decodes else 0,
         graphs=(decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), blocks_per_sequence, step) if decodes else 0)
         + encoder_graphs.graph_bytes(model, call_rows, step),
         # on a GPU, each worker holds a chunk of its input, of an intermediate result and of its output

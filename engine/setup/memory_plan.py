@@ -31,13 +31,14 @@ class MemoryPlan(ReprMixin):
         graphs: recorded decode steps and encoder calls of a GPU.
         media_step: media that workers process on `media_device`; part of the total if the model is on the same device.
         processor_cache: processed media kept for later requests.
+        offloaded: KV blocks in the host's memory (`kv_offloading_size`), and blocks on their way to connectors or back.
         sequences: tokens and positions of running requests.
         decoding: media that workers decode, at the limits of `media`. It is not part of the total, since these limits are far
             above usual inputs.
         max_items: the largest item of each modality.
         decoding_limits: the fields of `media` that bound `decoding`.
         traffic: what a rank sends to each other rank, with several of them.
-        device: of the model. On a GPU, media held, processor cache and sequences are in host memory.
+        device: of the model. On a GPU, media held, processor cache, sequences and offloaded blocks are in host memory.
     """
 
     weights: int
@@ -63,6 +64,7 @@ class MemoryPlan(ReprMixin):
     draft_model: int = 0
     draft_cache: int = 0
     adapters: int = 0
+    offloaded: int = 0
     traffic: RankTraffic | None = None
 
     @property
@@ -92,7 +94,7 @@ class MemoryPlan(ReprMixin):
 
     @property
     def on_host(self) -> int:
-        return self.media_held + self.processor_cache + self.sequences
+        return self.media_held + self.processor_cache + self.sequences + self.offloaded
 
     def rows(self) -> list[tuple[str, str]]:
         """Return (name, value) pairs as text."""
@@ -107,6 +109,7 @@ class MemoryPlan(ReprMixin):
             ("media held", self.media_held),
             ("processor cache", self.processor_cache),
             ("sequences", self.sequences),
+            *([("offloaded KV blocks", self.offloaded)] if self.offloaded else []),
         ]
         if self.streams:
             sizes.insert(3, ("states of live streams", self.streams))

@@ -14,7 +14,7 @@ from ...models.text.decoder import Decoder, modules_of_all_ranks
 from ..config import EngineConfig
 from ..speculative_config import read_speculative_config
 
-_WHOLE = {"parts": "all", "load_talker": False, "load_mtp": False}
+_WHOLE = {"parts": "all", "load_talker": False, "load_mtp": False, "kv_offloading_size": None, "kv_transfer_config": None}
 """Options, and the value that several ranks can honour."""
 
 

@@ -26,9 +26,20 @@ from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
 from ...models.layers.ranks import Ranks
 from ...models.request_adapters import ModelPart
+from ..connectors.tensor_store import TensorStore
 from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_requests import LikelyTokens, PoolingRequest, SpokenPrompt, keeps_rows
-from ..types import EncodeResult, LoadedAdapter, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
+from ..types import (
+    EncodeResult,
+    FoundBlocks,
+    KVTransfer,
+    LoadedAdapter,
+    Logprob,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepOutput,
+    TokenOutput,
+)
 from .adapter_store import AdapterStore, layers_of
 from .batch import KVCaches, ModelRows, build_batch, cross_counts
 from .cache_tensors import allocate_caches
@@ -37,6 +48,7 @@ from .encoder_runner import EncoderRunner, is_finite
 from .encoder_store import EncoderStore
 from .grammar import GrammarFactory
 from .isolate import isolate_failures
+from .kv_block_store import KVBlockStore
 from .pooling import keep_rows, kept_rows, likely_tokens, pool, spoken_prompt
 from .predictor import ComputedPart, Predictor
 from .sampler import NOT_FINITE, SampledToken, gather_logprobs, sample_async, verify
@@ -80,6 +92,7 @@ class RunnerOptions:
         predictor: drafts tokens after each step.
         adapters: those that requests may choose; None if the model takes none.
         encoder_ranks: as in EncoderRunner.
+        connectors: where KV blocks are saved; None: nowhere.
     """
 
     grammars: GrammarFactory | None = None
@@ -90,6 +103,7 @@ class RunnerOptions:
     predictor: Predictor | None = None
     adapters: AdapterStore | None = None
     encoder_ranks: Ranks | None = None
+    connectors: TensorStore | None = None
 
 
 class ModelRunner:
@@ -119,6 +133,7 @@ class ModelRunner:
         self.async_scheduling = options.async_scheduling
         self.encoder_runner = EncoderRunner(store, device, adapters=options.adapters, ranks=options.encoder_ranks)
         self.predictor, self.adapters, self._predict_seconds = options.predictor, options.adapters, 0.0
+        self.kv_blocks = None if options.connectors is None else KVBlockStore(options.connectors, groups, block_size)
 
     def sleep(self, empty: Model, keep_sequences: bool = False) -> None:
         """Free weights and caches. `empty`: the model without weights. `keep_sequences`: see `Executor.sleep`."""
@@ -157,6 +172,12 @@ class ModelRunner:
         assert self.adapters is not None
         with use_backends(self.kernels):
             return self.adapters.load(layers, folder, seconds, resume)
+
+    @torch.inference_mode()
+    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+        """Copy KV blocks. See `Executor`."""
+        assert self.kv_blocks is not None
+        return self.kv_blocks.transfer(self.caches.tensors, transfer)
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput, previous: AsyncStepOutput | None = None) -> AsyncStepOutput:

@@ -10,6 +10,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 import torch
 from prompt_attention import ATTENTIONS
+from sensorium.engine.connectors.tensor_store import TensorStore
 from sensorium.engine.core.engine_core import EngineCore
 from sensorium.engine.executor import LocalExecutor
 from sensorium.engine.kv_cache.block_pool import BlockPools
@@ -168,12 +169,14 @@ def make_core(
     async_scheduling: bool = False,
     late: int = 0,
     policy: str = "fcfs",
+    connectors: TensorStore | None = None,
 ) -> EngineCore:
     """Return a core around the toy.
 
     Args:
         encoder_rows: capacity of the encoder cache.
         late: number of polls until an encoder call beside the steps is done.
+        connectors: where KV blocks are saved and looked up.
     """
     model, attention = model or ToyModel(), ATTENTIONS[prompt_attention]
     specs = [group.spec for group in group_layers(model.cache_specs)]
@@ -189,7 +192,11 @@ def make_core(
         Quarantine(quarantine),
         make_policy(policy),
     )
-    options = RunnerOptions(invariant=invariant, prompt_attention=attention, async_scheduling=async_scheduling)
+    options = RunnerOptions(
+        invariant=invariant, prompt_attention=attention, async_scheduling=async_scheduling, connectors=connectors
+    )
+    if connectors is not None:
+        scheduler.use_connectors(saves=True, loads=True)
     runner = ModelRunner(model, num_blocks, block_size, device, store, options)
     runner.encoder_runner = EncoderRunner(store, device, lambda: Late(late), poll_seconds=600.0)
     executor = LocalExecutor(runner)
@@ -251,7 +258,8 @@ def drain(core: EngineCore, limit: int = 2000) -> dict[str, list]:
     """Step until nothing is left to compute. Return the outputs by request."""
     outputs: dict[str, list] = {}
     for _ in range(limit):
-        if not (core.scheduler.waiting or core.scheduler.running):
+        transfers = core.scheduler.kv_transfers
+        if not (core.scheduler.waiting or core.scheduler.running or (transfers and transfers.num_loading)):
             core.step()
             return outputs
         for output in core.step().outputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from sensorium.engine.stats import TransferStats
 from sensorium.engine.worker.encoder_store import EncoderStore
 from sensorium.mm.hashing import digest
 
@@ -14,6 +15,12 @@ CPU = torch.device("cpu")
 
 def make(folder: Path | None, capacity: int = 1 << 20, fingerprint: str = "model", dtype=torch.bfloat16):
     return EncoderStore(folder, capacity, fingerprint, WIDTH, dtype, CPU)
+
+
+def counts(store: EncoderStore) -> TransferStats:
+    """Return the counts of a store's folder."""
+    (stats,) = store.stats
+    return stats
 
 
 def key_of(i: int) -> str:

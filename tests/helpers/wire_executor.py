@@ -9,7 +9,17 @@ from typing import Any
 from sensorium.engine.core.codec import decode, encode
 from sensorium.engine.core_info import CoreInfo
 from sensorium.engine.executor import LocalExecutor
-from sensorium.engine.types import GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
+from sensorium.engine.stats import TransferStats
+from sensorium.engine.types import (
+    FoundBlocks,
+    GrammarResult,
+    KVTransfer,
+    LoadedAdapter,
+    SchedulerOutput,
+    StepHandle,
+    StepOutput,
+    WorkerUpdate,
+)
 from torch import Tensor
 
 
@@ -48,6 +58,12 @@ class WireExecutor:
 
     def update(self, update: WorkerUpdate) -> tuple[GrammarResult, ...]:
         return tuple(map(self._through, self._local.update(self._through(update))))
+
+    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+        return tuple(map(self._through, self._local.transfer(self._through(transfer))))
+
+    def transfer_stats(self) -> tuple[TransferStats, ...]:
+        return tuple(map(self._through, self._local.transfer_stats()))
 
     def load_adapter(self, folder: str, seconds: float = math.inf, resume: bool = False) -> LoadedAdapter | None:
         loaded: LoadedAdapter | None = self._through(self._local.load_adapter(folder, seconds, resume))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from hostile import MODEL, asked, make_image
-from rows_on_disk import files, filled, key_of, make, rows_of
+from rows_on_disk import counts, files, filled, key_of, make, rows_of
 from sensorium import LLM, SamplingParams
 from sensorium.engine.worker import encoder_store
 
@@ -22,7 +22,7 @@ def test_the_least_recently_used_files_are_deleted_first(tmp_path):
         store.put(key_of(i), rows_of(i))
         store.flush()
     for age, i in enumerate((3, 1, 0, 2, 4, 5, 6, 7)):
-        os.utime(store._folder.file(key_of(i)), (1000 + age, 1000 + age))
+        os.utime(store.tensors.connectors[0].file(store.tensors.key(key_of(i))), (1000 + age, 1000 + age))
     assert store.load(key_of(3), 5) is not None  # used: now the last to go
     for i in range(8, 11):
         store.put(key_of(i), rows_of(i))
@@ -69,21 +69,21 @@ def test_only_its_own_files_are_deleted(tmp_path):
 
 def test_the_write_queue_is_bounded_and_put_never_waits(tmp_path, monkeypatch):
     store = make(tmp_path)
-    store.queue_bytes = rows_of(0).nbytes * 3
-    monkeypatch.setattr(store._writer, "submit", lambda *job: None)  # a disk that never answers
+    store.tensors.queue_bytes = rows_of(0).nbytes * 3
+    monkeypatch.setattr(store.tensors._writer, "submit", lambda *job: None)  # a disk that never answers
     for i in range(10):
         store.put(key_of(i), rows_of(i))
     store.put(key_of(0), rows_of(0))
-    assert store.stats.skipped == 7
+    assert counts(store).skipped == 7
     assert len(store.rows) == 10
 
 
 def test_one_item_larger_than_the_queue_is_written(tmp_path):
     store = make(tmp_path)
-    store.queue_bytes = 1
+    store.tensors.queue_bytes = 1
     store.put(key_of(0), rows_of(0))
     store.close()
-    assert store.stats.writes == 1
+    assert counts(store).writes == 1
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
@@ -97,7 +97,7 @@ def test_disk_errors_log_one_warning(tmp_path, monkeypatch, caplog, code):
         store.put(key_of(i), rows_of(i))
     store.close()
     assert caplog.text.count(os.strerror(code)) == 1
-    assert store.stats.failed == 3
+    assert counts(store).failed == 3
     assert store.rows.get(key_of(0)) is not None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -134,7 +134,7 @@ def _write_and_read(folder: str, first: int, results) -> None:
         store.put(key_of(key), rows_of(key))
         store.drop([key_of(key)])
     store.close()
-    results.put((wrong, store.stats.damaged, store.stats.failed, store.stats.disk_hits))
+    results.put((wrong, counts(store).damaged, counts(store).failed, counts(store).hits))
 
 
 @pytest.mark.full

@@ -1,0 +1,131 @@
+"""A connector that keeps bytes in the files of a folder, which later processes and other machines can read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ...checkpoints.files import open_regular
+
+_NAMESPACE = re.compile(r"[0-9a-f]{64}")
+_STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that died
+
+
+class DiskConnector:
+    """The files `<root>/<key>.safetensors`. See `Connector`.
+
+    Files appear whole or not at all, and several processes may share the folder. The capacity covers all files below the root,
+    those of other models included; the least recently used are deleted first. Files of folders that other users can write to
+    are not read.
+    """
+
+    name, is_near = "disk", False
+
+    def __init__(self, root: str | os.PathLike[str], capacity: int) -> None:
+        self.root, self.capacity = Path(root), capacity
+        self._allowance = 0  # bytes that may be written before the files are counted again
+        self._lock = threading.Lock()
+
+    def file(self, key: str) -> Path:
+        return self.root / f"{key}.safetensors"
+
+    def get(self, key: str, limit: int) -> bytes | None:
+        path = self.file(key)
+        try:
+            with open_regular(path) as file:
+                _check_owner(path.parent)
+                data = file.read(limit + 1)
+        except FileNotFoundError:
+            return None
+        if len(data) > limit:
+            raise ValueError(f"it has more than {limit} bytes")
+        with suppress(OSError):  # deleted meanwhile, or in a read-only folder; the bytes were read
+            os.utime(path)
+        return data
+
+    def put(self, key: str, data: bytes) -> bool:
+        if len(data) > self.capacity:
+            return False
+        path = self.file(key)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _check_owner(path.parent)
+        with self._lock:
+            self._evict_for(len(data))
+            self._allowance -= len(data)
+        handle, name = tempfile.mkstemp(suffix=".tmp", dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(name, path)
+        except BaseException:
+            _delete(Path(name))
+            raise
+        return True
+
+    def contains(self, keys: Sequence[str]) -> set[str]:
+        return {key for key in keys if self.file(key).is_file()}
+
+    def delete(self, key: str) -> None:
+        _delete(self.file(key))
+
+    def describe(self) -> str:
+        return f"the folder {self.root}"
+
+    def close(self) -> None:
+        """Do nothing: the files stay."""
+
+    def _evict_for(self, size: int) -> None:
+        """Delete the least recently used files until `size` bytes fit.
+
+        Files are counted again after half of the free space was written, so that two processes together respect the capacity.
+        """
+        if size <= self._allowance:
+            return
+        files = sorted(self._files())
+        total = sum(length for _, length, _ in files)
+        if total + size > self.capacity:
+            target = min(self.capacity - size, self.capacity * 7 // 8)
+            for _, length, path in files:
+                if total <= target:
+                    break
+                total -= length if _delete(path) else 0
+        self._allowance = max(size, (self.capacity - total) // 2)
+
+    def _files(self) -> Iterator[tuple[float, int, Path]]:
+        """Yield (last use, bytes, path) of every file. Temporary files of processes that died are deleted."""
+        for folder in os.scandir(self.root):
+            if not _NAMESPACE.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
+                continue
+            for entry in os.scandir(folder):
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # another process deleted it
+                    continue
+                if entry.name.endswith(".safetensors"):
+                    yield info.st_mtime, info.st_size, Path(entry)
+                elif entry.name.endswith(".tmp") and time.time() - info.st_mtime > _STALE_SECONDS:
+                    _delete(Path(entry))
+
+
+def _delete(path: Path) -> bool:
+    """Delete a file. Return False if that fails; a file that is already gone counts as deleted."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def _check_owner(folder: Path) -> None:
+    """Raise PermissionError if other users can write to the folder: their bytes would be served as ours."""
+    info = folder.stat(follow_symlinks=False)
+    if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "it belongs to another user or is open to others")

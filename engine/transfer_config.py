@@ -1,0 +1,127 @@
+"""The reader of vLLM's `kv_transfer_config`: where KV blocks are kept outside the KV cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..callers.errors import ConfigError, equals_one_of, hint, short_repr
+
+_MEMORY, _MULTI = "OffloadingConnector", "MultiConnector"
+_DISK = ("ExampleConnector", "SharedStorageConnector")  # vLLM's present and former name
+_CONNECTORS = (_MEMORY, *_DISK, _MULTI)
+_ROLES = ("kv_producer", "kv_consumer", "kv_both")
+_FOLDER_BYTES = 64 << 30
+_OPTIONS = {  # connector -> keys of kv_connector_extra_config
+    _MEMORY: ("cpu_bytes_to_use",),
+    **dict.fromkeys(_DISK, ("shared_storage_path", "max_bytes")),
+    _MULTI: ("connectors",),
+}
+_ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {  # accepted values, and why others are refused
+    "kv_load_failure_policy": (("recompute",), "blocks that are missing, damaged or late are computed"),
+    "kv_buffer_device": (("cpu",), "blocks are copied through the host's memory"),
+    "enable_permute_local_kv": ((False,), "blocks keep their layout"),
+    "kv_connector_module_path": ((), "connectors of other packages do not run here"),
+}
+_KEYS = ("kv_connector", "kv_role", "kv_connector_extra_config", "engine_id", *_ONLY)
+
+
+@dataclass(frozen=True)
+class KVTransferOptions:
+    """Connectors of KV blocks, and what an engine does with them.
+
+    Args:
+        saves, loads: blocks that are computed are saved, and blocks of prompts are looked up.
+        memory_bytes: of the host's memory that keeps blocks; 0 for none.
+        folder: of files that keep blocks, "" for none. folder_bytes: of its files, at most.
+    """
+
+    saves: bool = True
+    loads: bool = True
+    memory_bytes: int = 0
+    folder: str = ""
+    folder_bytes: int = _FOLDER_BYTES
+
+    def __bool__(self) -> bool:
+        """Return whether there is a connector."""
+        return bool(self.memory_bytes or self.folder)
+
+
+def read_kv_transfer(options: object, offloading_gib: object) -> KVTransferOptions:
+    """Return what `kv_transfer_config` and `kv_offloading_size` ask for.
+
+    Raises:
+        ConfigError: a connector, key or value that cannot be honoured, by name.
+    """
+    result = KVTransferOptions() if options is None else _read(options)
+    if offloading_gib is None:
+        return result
+    is_number = isinstance(offloading_gib, int | float) and not isinstance(offloading_gib, bool)
+    if not is_number or not 0 <= offloading_gib <= 1 << 20:  # type: ignore[operator]
+        reason = f"<<param=>>{short_repr(offloading_gib)} must be a number of GiB, 0 or above"
+        raise ConfigError(reason, param="kv_offloading_size", value=short_repr(offloading_gib))
+    return replace(result, memory_bytes=result.memory_bytes + int(offloading_gib * (1 << 30)))  # type: ignore[operator]
+
+
+def _read(options: object) -> KVTransferOptions:
+    if not isinstance(options, Mapping):
+        raise _error(options, 'must be a mapping, such as {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}')
+    values = {name: value for name, value in options.items() if value is not None}
+    for name, value in values.items():
+        if name not in _KEYS:
+            raise ConfigError(
+                f"<<param>> has the unknown key {short_repr(name)}; {hint(name, _KEYS)}", param="kv_transfer_config"
+            )
+        if name in _ONLY and not equals_one_of(value, _ONLY[name][0]):
+            raise _error(value, f"cannot be honoured: {_ONLY[name][1]}", name)
+    role = values.get("kv_role")
+    if not equals_one_of(role, _ROLES):
+        raise _error(role, f"must be one of {', '.join(_ROLES)}", "kv_role")
+    result = KVTransferOptions(saves=role != "kv_consumer", loads=role != "kv_producer")
+    return _add(result, values.get("kv_connector"), values.get("kv_connector_extra_config", {}))
+
+
+def _add(result: KVTransferOptions, connector: object, extra: object) -> KVTransferOptions:
+    """Add a connector with its options."""
+    if not isinstance(connector, str) or connector not in _CONNECTORS:
+        raise _error(connector, f"cannot be honoured; the connectors are {', '.join(_CONNECTORS)}", "kv_connector")
+    if not isinstance(extra, Mapping):
+        raise _error(extra, "must be a mapping", "kv_connector_extra_config")
+    for name in extra:
+        if name not in _OPTIONS[connector]:
+            reason = f"<<param>> has the unknown key {short_repr(name)} for {connector}; {hint(name, _OPTIONS[connector])}"
+            raise ConfigError(reason, param="kv_transfer_config")
+    if connector == _MULTI:
+        return _add_several(result, extra.get("connectors"))
+    if connector == _MEMORY:
+        return replace(result, memory_bytes=_positive(extra.get("cpu_bytes_to_use"), "cpu_bytes_to_use"))
+    path = extra.get("shared_storage_path")
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
+        raise _error(path, "must be the path of a folder", "shared_storage_path")
+    limit = _positive(extra.get("max_bytes", _FOLDER_BYTES), "max_bytes")
+    return replace(result, folder=os.path.expanduser(path), folder_bytes=limit)
+
+
+def _add_several(result: KVTransferOptions, connectors: object) -> KVTransferOptions:
+    if not isinstance(connectors, list | tuple) or not connectors or not all(isinstance(part, Mapping) for part in connectors):
+        raise _error(connectors, "must be a list of connectors", "connectors")
+    names = [part.get("kv_connector") for part in connectors]
+    if len({str(name) for name in names}) < len(names) or _MULTI in names:
+        raise _error(names, "must be different connectors", "connectors")
+    for part in connectors:
+        result = _add(result, part.get("kv_connector"), part.get("kv_connector_extra_config", {}))
+    return result
+
+
+def _positive(value: object, key: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _error(value, "must be a number of bytes, 1 or above", key)
+    return value
+
+
+def _error(value: object, reason: str, key: str = "") -> ConfigError:
+    """Return the error of a value of `kv_transfer_config`, or of one of its keys."""
+    name = f"<<param>>[{key!r}]={short_repr(value)}" if key else f"<<param=>>{short_repr(value)}"
+    return ConfigError(f"{name} {reason}", param="kv_transfer_config", value=short_repr(value))

@@ -1,0 +1,262 @@
+"""KV blocks that leave the KV cache and come back: the same tokens, whatever the connectors do."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from sensorium.engine.connectors.disk import DiskConnector
+from sensorium.engine.connectors.memory import MemoryConnector
+from sensorium.engine.connectors.tensor_store import TensorStore
+from sensorium.mm.fields import BatchedField, FieldElem
+from sensorium.mm.hashing import digest
+
+MODELS = {
+    "full": {},
+    "cross": {"reads_encoder_side": True},
+    "window": {"window": 9},
+    "chunk": {"chunk": 8},
+    "states": {"states": True},
+}
+
+
+def make_store(*connectors, name: str = "toy") -> TensorStore:
+    return TensorStore("KV blocks", digest(name), connectors or [MemoryConnector(1 << 24)])
+
+
+def stats_of(store: TensorStore, name: str = "memory"):
+    return next(stats for stats in store.stats if stats.connector == name)
+
+
+def run(toy, core, message) -> tuple[list[int], int]:
+    """Return the answer of a request and its cached tokens."""
+    core.add(message)
+    limit = time.monotonic() + 60
+    outputs = []
+    while not outputs or outputs[-1].finish_reason is None:
+        assert time.monotonic() < limit
+        outputs += [output for output in core.step().outputs if output.request_id == message.request_id]
+    return toy.tokens_of(outputs), outputs[-1].stats.cached_tokens
+
+
+def test_a_prefix_that_was_evicted_comes_back_from_memory(toy):
+    store = make_store()
+    core = toy.make_core(blocks=20, connectors=store)
+    first = toy.random_prompt("a", 40, seed=1)
+    answer, cached = run(toy, core, first)
+    assert cached == 0
+    for seed in range(2, 5):  # they take its blocks
+        run(toy, core, toy.random_prompt(str(seed), 60, seed=seed))
+    store.flush()
+    again, cached = run(toy, core, replace(first, request_id="b"))
+    assert again == answer == toy.alone(first)[0]
+    assert cached == 36  # all full blocks before the last token
+    assert stats_of(store).hits == 9
+    toy.assert_empty(core)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_another_engine_reads_what_one_has_computed(toy, tmp_path, kind):
+    prompts = [toy.make_request(f"r{i}", random.Random(i), max_tokens=9, ignore_eos=True) for i in range(6)]
+    if kind == "cross":
+        prompts = [replace(prompt, features=(), cross=(toy.item(0, 5, i),)) for i, prompt in enumerate(prompts)]
+    prompts = [replace(prompt, prompt_token_ids=prompt.prompt_token_ids + tuple(range(4, 30))) for prompt in prompts]
+    model = toy.ToyModel(**MODELS[kind])
+    expected = [toy.alone(prompt, model=model)[0] for prompt in prompts]
+    producer = make_store(DiskConnector(tmp_path, 1 << 24))
+    core = toy.make_core(model=model, connectors=producer)
+    assert [run(toy, core, prompt)[0] for prompt in prompts] == expected
+    producer.close()
+    consumer = make_store(DiskConnector(tmp_path, 1 << 24))
+    core = toy.make_core(model=model, connectors=consumer)
+    results = [run(toy, core, prompt) for prompt in prompts]
+    assert [tokens for tokens, _ in results] == expected
+    assert all(cached > 0 for _, cached in results)
+    assert stats_of(consumer, "disk").damaged == 0
+
+
+def test_preempted_sequences_get_their_blocks_back(toy):
+    prompts = [toy.random_prompt(str(i), 24, seed=i, max_tokens=20) for i in range(4)]
+    store = make_store()
+    core = toy.make_core(blocks=24, connectors=store)
+    for prompt in prompts:
+        core.add(prompt)
+    outputs = toy.drain(core, 20_000)
+    assert all(toy.tokens_of(outputs[prompt.request_id]) == toy.alone(prompt)[0] for prompt in prompts)
+    assert core.stats.preemptions > 0
+    assert stats_of(store).hits > 0
+    toy.assert_empty(core)
+
+
+def test_an_idle_session_that_lost_its_blocks_gets_them_back(toy):
+    model, store = toy.ToyModel(), make_store()
+    core = toy.make_core(blocks=20, model=model, connectors=store)
+    core.add(toy.random_prompt("session", 40, seed=1, hold_open=True))
+    answer = toy.tokens_of(toy.drain(core)["session"])
+    for seed in range(2, 5):
+        run(toy, core, toy.random_prompt(str(seed), 60, seed=seed))
+    assert not any(core.scheduler.requests["session"].block_ids)
+    model.forward_rows.clear()
+    core.append("session", (5, 6, 7))
+    outputs = toy.drain(core, 20_000)["session"]
+    assert sum(model.forward_rows) <= 4 + 3 + 4  # of the last block, of the appended tokens, and of the answer
+    whole = toy.random_prompt("whole", 40, seed=1)
+    whole = replace(whole, prompt_token_ids=(*whole.prompt_token_ids, *answer, 5, 6, 7))
+    assert toy.tokens_of(outputs) == toy.alone(whole)[0]
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "states"])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_histories_give_the_same_tokens(toy, kind, seed):
+    """Prompts share prefixes, memory for offloading is small, and sessions are held open, appended to and truncated."""
+    rng = random.Random(seed)
+    model = toy.ToyModel(**MODELS[kind])
+    prefixes = [toy.random_prompt("", 30, seed=i).prompt_token_ids for i in range(3)]
+    histories = []
+    for i in range(8):
+        tail = tuple(rng.randrange(4, 101) for _ in range(rng.randint(1, 20)))
+        prompt = rng.choice(prefixes)[: rng.randint(0, 30)] + tail
+        temperature = rng.choice([0.0, 1.0])
+        message = toy.random_prompt(str(i), 1, max_tokens=rng.randint(1, 6))
+        message = replace(message, prompt_token_ids=prompt, hold_open=True, seed=i)
+        message = replace(message, params=replace(message.params, temperature=temperature))
+        turns = [tuple(rng.randrange(4, 101) for _ in range(rng.randint(1, 9))) for _ in range(rng.randint(0, 2))]
+        histories.append((message, turns, rng.randint(0, 5)))
+
+    def play(**options) -> dict[str, list[int]]:
+        core, tokens = toy.make_core(blocks=32, model=model, budget=32, **options), {}
+        for round_ in range(3):
+            for message, turns, cut in histories:
+                name = message.request_id
+                if round_ == 0:
+                    core.add(message)
+                elif len(turns) >= round_:
+                    if cut:
+                        length = len(message.prompt_token_ids)
+                        core.truncate(name, length)
+                    core.append(name, turns[round_ - 1])
+            for name, outputs in toy.drain(core, 50_000).items():
+                tokens.setdefault(name, []).extend(toy.tokens_of(outputs))
+        for message, *_ in histories:
+            core.abort(message.request_id)
+        toy.assert_empty(core)
+        return tokens
+
+    assert play(connectors=make_store(MemoryConnector(1 << 16))) == play(caching=False)
+
+
+class Faulty(MemoryConnector):
+    """A connector that does one thing wrong. `fault`: what."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(1 << 24)
+        self.fault = fault
+
+    def get(self, key, limit):
+        data = super().get(key, limit)
+        if self.fault == "unreachable":
+            raise TimeoutError("no answer")
+        if self.fault == "flipped":
+            return data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+        if self.fault == "truncated":
+            return data[: len(data) // 2]
+        if self.fault == "another":
+            others = [other for other in self._entries if other != key]
+            return self._entries[others[0]]
+        if self.fault == "gone":
+            return None
+        if self.fault == "slow":
+            time.sleep(0.05)
+        return data
+
+
+@pytest.mark.parametrize("fault", ["unreachable", "flipped", "truncated", "another", "gone", "slow"])
+def test_a_wrong_short_or_late_block_is_computed(toy, fault):
+    connector = Faulty("")
+    store = make_store(connector)
+    prompt = toy.random_prompt("a", 40, seed=1)
+    answer, _ = run(toy, toy.make_core(connectors=store), prompt)
+    store.flush()
+    connector.fault = fault
+    core = toy.make_core(connectors=store)
+    core.executor.runner.kv_blocks.load_seconds = 0.02 if fault == "slow" else 60
+    again, cached = run(toy, core, prompt)
+    assert again == answer
+    assert cached == 0 if fault != "slow" else cached < 36
+    counts = stats_of(store)
+    assert (counts.failed > 0) == (fault == "unreachable")
+    assert (counts.damaged > 0) == (fault in ("flipped", "truncated", "another"))
+    assert (counts.late > 0) == (fault == "slow")
+    toy.assert_empty(core)
+
+
+def test_a_sequence_that_ends_while_it_waits_leaves_nothing(toy):
+    connector = Faulty("")
+    store = make_store(connector)
+    prompt = toy.random_prompt("a", 40, seed=1)
+    run(toy, toy.make_core(connectors=store), prompt)
+    store.flush()
+    connector.fault = "slow"
+    core = toy.make_core(connectors=store)
+    core.add(prompt)
+    core.step()
+    assert core.stats.waiting == 1
+    assert core.stats.idle == 0
+    core.abort("a")
+    core.step()
+    assert core.scheduler.kv_transfers.num_loading == 0
+    toy.assert_empty(core)
+    held = replace(prompt, hold_open=True)
+    core.add(held)
+    core.step()
+    core.append("a", (5, 6))  # changes the tokens that it waits for
+    assert toy.tokens_of(toy.drain(core, 100_000)["a"])
+    core.abort("a")
+    toy.assert_empty(core)
+
+
+def test_adapters_salts_and_items_have_blocks_of_their_own(toy):
+    store = make_store()
+    prompt = toy.request("a", [*range(4, 30), toy.PAD, toy.PAD, *range(4, 20)], [toy.item(26, 2, seed=1)])
+    run(toy, toy.make_core(connectors=store), prompt)
+    store.flush()
+    others = [replace(prompt, salt="s"), replace(prompt, adapter="a"), replace(prompt, features=(toy.item(26, 2, seed=2),))]
+    for other, cached in zip(others, (0, 0, 24), strict=True):
+        core = toy.make_core(connectors=store)
+        assert run(toy, core, other) == (toy.alone(other)[0], cached)
+
+
+def test_live_streams_are_saved_nowhere(toy):
+    store = make_store()
+    item = toy.item(2, 4)
+    item = replace(item, kwargs={**item.kwargs, "audio_stream": FieldElem(torch.tensor([1]), BatchedField())})
+    assert item.stream == 1
+    run(toy, toy.make_core(connectors=store), toy.request("a", [5, 6, *[toy.PAD] * 4, *range(5, 30)], [item]))
+    store.flush()
+    assert stats_of(store).writes == 0
+
+
+def test_memory_is_bounded(toy):
+    connector = MemoryConnector(40_000)
+    store = make_store(connector)
+    core = toy.make_core(blocks=60, connectors=store)
+    for i in range(30):
+        run(toy, core, toy.random_prompt(str(i), 100, seed=i))
+        store.flush()
+        assert connector.num_bytes <= 40_000
+    assert sum(len(data) for data in connector._entries.values()) <= connector.num_bytes
+    assert not MemoryConnector(100).put("key", b"x" * 100)
+
+
+def test_what_was_saved_before_an_update_of_weights_is_not_found(toy):
+    store = make_store()
+    core = toy.make_core(connectors=store)
+    prompt = toy.random_prompt("a", 40)
+    run(toy, core, prompt)
+    store.flush()
+    core.reset_prefix_cache()
+    core.executor.runner.kv_blocks.forget_saved()
+    assert run(toy, core, prompt)[1] == 0

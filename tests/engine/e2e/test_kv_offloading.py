@@ -1,0 +1,122 @@
+"""`kv_offloading_size` and `kv_transfer_config` of an engine: the same answers, with blocks from memory and disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import MODEL, asked, make_image
+from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import ConfigError, InputError
+from sensorium.engine.config import make_config
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.9, max_tokens=6, ignore_eos=True, seed=3)
+TEXT = "Read the text of the picture, line by line, and say what is on it. " * 3
+PROMPTS = [asked(make_image(i), text=TEXT) for i in range(3)]
+SMALL = {"max_model_len": 256, "max_num_seqs": 2, "kv_cache_memory_bytes": 3 << 20}
+
+
+def answers(llm: LLM, prompts: list[dict[str, Any]] = PROMPTS) -> tuple[list[Any], int]:
+    """Return the tokens of greedy and sampled answers, and the number of cached tokens of the greedy ones."""
+    outputs = [[llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts] for params in (GREEDY, SAMPLED)]
+    tokens = [[list(output.outputs[0].token_ids) for output in part] for part in outputs]
+    return tokens, sum(output.num_cached_tokens or 0 for output in outputs[0])
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    with LLM(MODEL, enable_prefix_caching=False, **SMALL) as llm:
+        return answers(llm)[0]
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_blocks_in_memory_outlive_their_eviction_and_sleep(expected: list[Any], process: bool) -> None:
+    with LLM(MODEL, kv_offloading_size=0.05, prefix_cache_bytes=1, engine_process=process, **SMALL) as llm:
+        assert answers(llm)[0] == expected
+        tokens, cached = answers(llm)
+        assert tokens == expected
+        assert cached > 100
+        (stats,) = (stats for stats in llm.stats.transfers if stats.kind == "KV blocks")
+        assert stats.connector == "memory"
+        assert stats.hits > 0
+        assert (stats.damaged, stats.failed, stats.late, stats.skipped) == (0, 0, 0, 0)
+        llm.sleep()
+        llm.wake_up()
+        assert answers(llm) == (expected, cached)
+        assert llm.explain().offloaded > 50 << 20
+
+
+def test_a_later_engine_reads_blocks_from_disk_and_refuses_damaged_ones(expected: list[Any], tmp_path: Path) -> None:
+    transfer = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    transfer |= {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "blocks")}}
+    with LLM(MODEL, kv_transfer_config=transfer, **SMALL) as llm:
+        assert answers(llm)[0] == expected
+    with LLM(MODEL, kv_transfer_config=transfer | {"kv_role": "kv_consumer"}, **SMALL) as llm:
+        tokens, cached = answers(llm)
+        assert tokens == expected
+        assert cached > 100
+    with LLM(MODEL, kv_transfer_config=transfer, dtype="bfloat16", **SMALL) as llm:
+        assert answers(llm, PROMPTS[:1])[1] == 0
+    for path in (tmp_path / "blocks").glob("*/*.safetensors"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    with LLM(MODEL, kv_transfer_config=transfer | {"kv_role": "kv_consumer"}, **SMALL) as llm:
+        assert answers(llm) == (expected, 0)
+        (stats,) = (stats for stats in llm.stats.transfers if stats.kind == "KV blocks")
+        assert stats.damaged > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"kv_offloading_size": -1}, "kv_offloading_size"),
+        ({"kv_offloading_size": "4"}, "kv_offloading_size"),
+        ({"kv_offloading_size": True}, "kv_offloading_size"),
+        ({"kv_offloading_size": float("nan")}, "kv_offloading_size"),
+        ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "kv_offloading_size"),
+        ({"kv_transfer_config": "x"}, "kv_transfer_config"),
+        ({"kv_transfer_config": {}}, "kv_transfer_config"),
+        ({"kv_transfer_config": {"kv_role": "kv_both"}}, "kv_transfer_config"),
+        ({"kv_transfer_config": {"kv_role": "kv_both", "kv_connector": "NixlConnector"}}, "kv_transfer_config"),
+        ({"kv_transfer_config": {"kv_role": "both", "kv_connector": "OffloadingConnector"}}, "kv_transfer_config"),
+        ({"kv_transfer_config": {"kv_role": "kv_both", "kv_connector": "OffloadingConnector"}}, "kv_transfer_config"),
+        (
+            {
+                "kv_transfer_config": {
+                    "kv_role": "kv_both",
+                    "kv_connector": "OffloadingConnector",
+                    "kv_connector_extra_config": {"cpu_bytes": 5},
+                }
+            },
+            "kv_transfer_config",
+        ),
+        ({"kv_transfer_config": {"kv_role": "kv_both", "kv_load_failure_policy": "fail"}}, "kv_transfer_config"),
+        ({"kv_transfer_config": {"kv_role": "kv_both", "kv_rankk": 0}}, "kv_transfer_config"),
+        ({"kv_offloading_backend": "lmcache"}, "kv_offloading_backend"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(options: dict[str, Any], param: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config("m", options)
+    assert caught.value.info.param == param
+
+
+def test_several_connectors_and_none() -> None:
+    parts = [
+        {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 5}},
+        {"kv_connector": "SharedStorageConnector", "kv_connector_extra_config": {"shared_storage_path": "/x", "max_bytes": 7}},
+    ]
+    several = {"kv_connector": "MultiConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": parts}}
+    options = make_config("m", {"kv_transfer_config": several, "kv_offloading_size": 1}).kv_transfer
+    assert (options.memory_bytes, options.folder, options.folder_bytes) == (5 + (1 << 30), "/x", 7)
+    assert (options.saves, options.loads) == (True, False)
+    assert not make_config("m", {"kv_offloading_size": 0}).kv_transfer
+
+
+def test_ranks_refuse_connectors() -> None:
+    with pytest.raises((ConfigError, InputError)) as caught:
+        LLM(MODEL, kv_offloading_size=1, tensor_parallel_size=2)
+    assert caught.value.info.param == "tensor_parallel_size"
