@@ -1,11 +1,17 @@
-"""Reports the end of a process as soon as it ends, also while nobody asks it anything."""
+"""Reports the end of a process as soon as it ends, also while nobody asks it anything, and ends processes that stand still."""
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+
+CHECK_SECONDS = 0.5
+STOPPED_CHECKS = 4  # checks in a row that see a stopped process before it is taken for dead
 
 
 def watch(pid: int, on_end: Callable[[], object]) -> None:
@@ -17,3 +23,27 @@ def watch(pid: int, on_end: Callable[[], object]) -> None:
         on_end()
 
     threading.Thread(target=wait, name="sensorium-death-watch", daemon=True).start()
+
+
+def kill_when_stopped(pid: int) -> None:
+    """Kill a process that a signal has stopped for 2 s, until it ends. Runs in a thread of its own."""
+    process = os.pidfd_open(pid)  # the number may be another process's after this one has ended
+
+    def check() -> None:
+        ended, stopped = select.poll(), 0
+        ended.register(process, select.POLLIN)
+        while not ended.poll(1000 * CHECK_SECONDS) and stopped < STOPPED_CHECKS:
+            stopped = stopped + 1 if state_of(pid) in "tT" else 0
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        os.close(process)
+
+    threading.Thread(target=check, name="sensorium-stop-watch", daemon=True).start()
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process as in proc(5); "X" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"

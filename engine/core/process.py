@@ -29,7 +29,7 @@ from ..stats import EngineStats
 from ..types import CoreOutputs, EngineRequest, LoadedAdapter, TokenOutput
 from .channel import Packed, discard, duplicate, pack
 from .child import Standby
-from .death_watch import watch
+from .death_watch import kill_when_stopped, watch
 from .staged_weights import StagedWeights
 
 _RESTART_SECONDS = 600.0  # time in which the child may die `engine_restarts` times
@@ -66,6 +66,8 @@ class ProcessCore:
         self._channel, self._activity, self._dead = self._child.channel, self._child.activity, ""
         self._registered: set[str] = set()  # logits processors that are registered in the child
         self._finalizer = weakref.finalize(self, self._child.kill)  # a child that loads would not hear that it shall end
+        if config.num_ranks > 1:  # the other ranks are watched by this child
+            kill_when_stopped(self.pid)
         _cores.add(self)  # this process may be forked while the child loads
         level = logging.getLogger(PACKAGE).getEffectiveLevel()
         rows = [(name, row.model, row.processing) for name, row in registered_models().items()]

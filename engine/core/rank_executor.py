@@ -15,13 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
-from ...callers.errors import InputError
+from ...callers.errors import InputError, SensoriumError
 from ...kernels.bodies import bodies_in_use
 from ...models.layers.ranks import Ranks, make_process_groups, rank_groups
 from ...models.registry import registered_models
@@ -33,11 +32,11 @@ from ..stats import TransferStats
 from ..types import FoundBlocks, GrammarResult, KVTransfer, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
 from .channel import Packed, discard, duplicate, pack
 from .child import Child, start_child
+from .death_watch import CHECK_SECONDS, STOPPED_CHECKS, state_of
 
 GATHER_SECONDS = 300.0  # the longest wait of one rank for another within a layer
+_END_SECONDS = 1.0
 EXIT_CODE = 70  # of a process whose ranks are no longer alike: EX_SOFTWARE
-_CHECK_SECONDS = 0.5
-_STOPPED_CHECKS = 4  # checks in a row that see a stopped process before it is taken for dead
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
@@ -74,11 +73,15 @@ class Peers:
         self._closed = False
         self._meeting: int | None = os.memfd_create("meeting")  # it leaves no file, however this process ends
         meeting = f"/proc/{os.getpid()}/fd/{self._meeting}"
-        for rank in range(1, size):
-            self.children.append(start_child(bodies, "rank_server"))
-            self.send_one(rank, "load", config, rank, meeting, threads, level, models)
-        threading.Thread(target=self._watch, name="sensorium-ranks", daemon=True).start()
-        self.ranks = join(config, 0, meeting)
+        try:
+            for rank in range(1, size):
+                self.children.append(start_child(bodies, "rank_server"))
+                self.send_one(rank, "load", config, rank, meeting, threads, level, models)
+            threading.Thread(target=self._watch, name="sensorium-ranks", daemon=True).start()
+            self.ranks = join(config, 0, meeting)
+        except BaseException as error:
+            self.abandon(error)
+            raise
 
     def send_one(self, rank: int, verb: str, *arguments: object) -> None:
         self.children[rank - 1].channel.send(*pack((verb, arguments)))
@@ -105,6 +108,22 @@ class Peers:
             if failed:
                 raise RuntimeError(f"rank {rank}: {value}")
 
+    def abandon(self, error: BaseException) -> None:
+        """Kill the processes of a model that could not be loaded.
+
+        If one has ended, which is then the reason, this process ends as well. The engine's other process starts all again.
+        """
+        end = time.monotonic() + _END_SECONDS
+        while not isinstance(error, SensoriumError) and time.monotonic() < end:  # its connections end before the process
+            for rank, child in enumerate(self.children, 1):
+                if child.process.poll() is not None:
+                    fail(self, f"rank {rank} has ended while the model was loaded")
+            time.sleep(_END_SECONDS / 10)
+        self._closed = True
+        for child in self.children:
+            child.process.kill()  # it may be loading, and would not hear that it shall end
+        self.close()
+
     def close(self) -> None:
         """End the processes."""
         self._closed = True
@@ -123,20 +142,12 @@ class Peers:
         """End this process when another one has ended or stands still."""
         stopped = dict.fromkeys(range(len(self.children)), 0)
         while not self._closed:
-            time.sleep(_CHECK_SECONDS)
+            time.sleep(CHECK_SECONDS)
             for index, child in enumerate(self.children):
-                state = _state(child.process.pid)
+                state = state_of(child.process.pid)
                 stopped[index] = stopped[index] + 1 if state in "tT" else 0
-                if (state in "ZX" or stopped[index] >= _STOPPED_CHECKS) and not self._closed:
+                if (state in "ZX" or stopped[index] >= STOPPED_CHECKS) and not self._closed:
                     fail(self, f"rank {index + 1} has {'ended' if state in 'ZX' else 'been stopped'}")
-
-
-def _state(pid: int) -> str:
-    """Return the state of a process as in proc(5); "X" if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "X"
 
 
 def fail(peers: Peers, reason: str) -> None:

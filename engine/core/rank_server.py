@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -30,6 +31,7 @@ from .process import PACKAGE
 from .rank_executor import join, signature
 from .server import end_with_parent
 
+_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
 _log = logging.getLogger(f"{__package__}.rank_server")
 
 
@@ -66,6 +68,7 @@ def _answer(executor: Executor, verb: str, arguments: Sequence[Any]) -> Any:
 def main() -> None:
     """Run the program. Its arguments are the file descriptors of the pipe and of `Activity`, which is not used."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # also ends it while a signal has stopped it
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     threading.Thread(target=end_with_parent, args=(connection.fileno(),), daemon=True).start()
     channel = Channel(connection)

@@ -125,8 +125,8 @@ def load_ranks(
     try:
         core, config = load_engine(config, files, info, tokenizer, peers.ranks)
         peers.check_loaded()
-    except BaseException:
-        peers.close()
+    except BaseException as error:
+        peers.abandon(error)
         raise
     assert isinstance(core, EngineCore)
     assert isinstance(core.executor, LocalExecutor)

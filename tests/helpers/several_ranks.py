@@ -31,9 +31,19 @@ def answers(llm: LLM, prompts: object, params: object, adapter: str | Sequence[s
 
 def peers(llm: LLM) -> list[int]:
     """Return the process ids of all ranks but the first."""
-    children = Path(f"/proc/{llm.engine.loop.core.pid}/task").glob("*/children")
-    return [int(pid) for file in children for pid in file.read_text().split() if _is_rank(int(pid))]
+    return children_of(llm.engine.loop.core.pid, "rank_server")
 
 
-def _is_rank(pid: int) -> bool:
-    return b"rank_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+def children_of(pid: int, program: str) -> list[int]:
+    """Return the children of a process whose command names a program."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for file in files for child in _read(file).split()]
+    return [child for child in children if program.encode() in _read(Path(f"/proc/{child}/cmdline"))]
+
+
+def _read(file: Path) -> bytes:
+    """Return the content of a file of a process, nothing if it has ended."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
