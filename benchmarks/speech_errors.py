@@ -199,10 +199,8 @@ def transformers(model: Path, mode: str, files: Sequence[Path]) -> Iterator[str]
     from oracle import ensure_torchvision
 
     ensure_torchvision()
-    import torch
     from transformers import WhisperForConditionalGeneration, WhisperProcessor, pipeline
 
-    torch.set_num_threads(2)
     parts = (
         WhisperForConditionalGeneration.from_pretrained(model, dtype="float32").eval(),
         WhisperProcessor.from_pretrained(model),

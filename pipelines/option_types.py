@@ -132,5 +132,5 @@ class SpeakKeywords(ChatOptions, total=False):
     speed: float
     phonemes: str | Sequence[str] | None
     language: str | None
-    phonemizer: Callable[[str], str] | None
+    phonemizer: Callable[[str], str] | Literal["misaki"] | None
     seed: int | None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from .pooling import failed_request
 from .run import Task, answer
 from .speak import Speech, SpokenWord
 from .speech.espeak import LANGUAGES, espeak
+from .speech.misaki import misaki
 from .speech.phonemes import PhonemeWord, divide, split_first_part, words_of_phonemes, words_of_text
 from .validation import check_function, check_number, check_type
 
@@ -44,8 +45,8 @@ class SpeakTextOptions:
         phonemes: one string of phonemes or a list of them, in place of texts.
         language: of the texts, as espeak-ng names it ("en-us", "fr-fr"). None: the voice's language, by the first letter of its
             name (a: American English, b: British English, e: Spanish, f: French, h: Hindi, i: Italian, p: Portuguese).
-        phonemizer: function that is used in place of espeak-ng. It gets words without punctuation and returns their phonemes,
-            words separated by spaces.
+        phonemizer: "misaki" (English; the package misaki must be installed), or a function that is used in place of espeak-ng.
+            It gets words without punctuation and returns their phonemes, words separated by spaces.
         seed: of the noise in the audio. None: the engine's seed.
     """
 
@@ -53,7 +54,7 @@ class SpeakTextOptions:
     speed: float = 1.0
     phonemes: str | Sequence[str] | None = None
     language: str | None = None
-    phonemizer: Callable[[str], str] | None = None
+    phonemizer: Callable[[str], str] | Literal["misaki"] | None = None
     seed: int | None = None
 
 
@@ -95,7 +96,7 @@ def text_requests(engine: Engine, texts: object, options: SpeakTextOptions) -> l
 
     Raises:
         InputError: an argument has a wrong type or value, the voice is unknown, or a phoneme is.
-        ConfigError: the text needs espeak-ng, which is not installed.
+        ConfigError: the text needs espeak-ng or misaki, which is not installed.
     """
     voices = engine.voices
     assert voices is not None
@@ -134,7 +135,7 @@ def _strings(param: str, value: object) -> list[str]:
 
 
 def _phonemizer(options: SpeakTextOptions, voices: Voices) -> Callable[[str], str]:
-    if options.phonemizer is not None:
+    if options.phonemizer is not None and options.phonemizer != "misaki":
         phonemizer = check_function("phonemizer", options.phonemizer)
 
         def call(text: str) -> str:
@@ -148,7 +149,12 @@ def _phonemizer(options: SpeakTextOptions, voices: Voices) -> Callable[[str], st
     if language is None:
         reason = f"the language of the voice {short_repr(options.voice)} is not read here; give phonemes, or <<param>>"
         raise InputError(reason, code="unsupported", param="language")
-    return partial(espeak().phonemes, language=language)
+    if options.phonemizer != "misaki":
+        return partial(espeak().phonemes, language=language)
+    if language not in ("en-us", "en-gb"):
+        reason = f"<<param>> misaki reads English (en-us, en-gb), not {short_repr(language)}; leave it out, or give phonemes"
+        raise InputError(reason, code="unsupported", param="phonemizer", value=language)
+    return misaki(language)
 
 
 def text_tasks(engine: Engine, texts: object, options: SpeakTextOptions) -> list[Task[Speech]]:

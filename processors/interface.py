@@ -251,11 +251,14 @@ class SupportsTranscription(Protocol):
     def frame_rule(self) -> FrameRule | None:
         """Return how the model's rows, `[rows, 2]` of token and log probability, become text; None: it has a decoder."""
 
-    def open_window(self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype) -> MultiModalFeature | None:
+    def open_window(
+        self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype, earlier: MultiModalFeature | None = None
+    ) -> MultiModalFeature | None:
         """Return a live stream's open window as encoder input, or None if the encoder is not local in time.
 
         The model encodes only what is new since the last call with the same `number`, which identifies the window. `samples`
         are all samples of the window so far, so they begin with those of earlier calls. `is_last`: no other call follows.
+        `earlier`: what the last call returned for this window.
         """
 
     def stream_rule(self) -> StreamRule | None:

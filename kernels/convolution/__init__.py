@@ -33,9 +33,9 @@ def pack(weight: Tensor, dilation: int) -> PackedFilter:
     return packed
 
 
-def packed_bytes(weight: Tensor, dilation: int, device: torch.device) -> int:
+def packed_bytes(weight: Tensor, device: torch.device) -> int:
     """Return the bytes of `pack` of a weight of this shape and dtype on `device`. Its values are not read."""
-    size = implementation("convolution", device, weight.dtype, weight.shape[0]).packed_size(weight.shape, dilation)
+    size = implementation("convolution", device, weight.dtype, weight.shape[0]).packed_size(weight.shape)
     return weight.dtype.itemsize * int(size)
 
 

@@ -16,7 +16,7 @@ def pack(weight: Tensor, dilation: int) -> PackedFilter:
     return PackedFilter(weight, weight.shape[2], dilation, sys.modules[__name__])
 
 
-def packed_size(shape: torch.Size, dilation: int) -> int:
+def packed_size(shape: torch.Size) -> int:
     """Return how many numbers a packed weight has."""
     return shape.numel()
 

@@ -3,6 +3,7 @@
 // Four results in a row, of four taps, take seven multiplications instead of sixteen: input, kernel and result are polynomials,
 // which are multiplied by their values at 0, 1, -1, 2, -2, 1/2 and infinity. Longer kernels are sums of kernels of four taps.
 // The tiles of four inputs of all phases of a dilated convolution follow one another, and are divided into blocks of 48 tiles.
+#include <algorithm>
 #include <vector>
 
 #include "common.h"
@@ -16,6 +17,17 @@ struct Convolution {
     int64_t tiles, slots, phases;                          // tiles with results and all tiles of a phase; phases with results
 
     int64_t blocks() const { return (phases * slots + BLOCK - 1) / BLOCK; }
+
+    // Return the blocks in the order of time, so that the phases of a cache line are computed soon after one another.
+    std::vector<int64_t> order() const {
+        std::vector<int64_t> found(blocks());
+        for (size_t i = 0; i < found.size(); i++) found[i] = (int64_t)i;
+        std::sort(found.begin(), found.end(), [&](int64_t a, int64_t b) {
+            const int64_t first = a * BLOCK % slots, second = b * BLOCK % slots;
+            return first != second ? first < second : a < b;
+        });
+        return found;
+    }
 
     // Call f(t, left, at, time) for each run of tiles of one phase among `count` tiles from `tile` on. t: number of the run's first
     // tile among them; left: tiles of the run; at: number of its first tile in the phase; time: of this tile's first element,
@@ -139,9 +151,10 @@ extern "C" void sensorium_convolution(int, const char* x, const char* weight, co
     c.inner = inner, c.outer = outer, c.time = time, c.dilation = dilation, c.before = taps / 2;
     c.chunks = (taps + TILE - 1) / TILE, c.phases = dilation < time ? dilation : time;
     c.tiles = ((time + dilation - 1) / dilation + TILE - 1) / TILE, c.slots = c.tiles + c.chunks;
-    parallel_for(threads, c.blocks(), [&](int64_t block) {
+    const std::vector<int64_t> order = c.order();
+    parallel_for(threads, c.blocks(), [&](int64_t i) {
         static thread_local std::vector<float> buffer;
         buffer.resize(5 * WIDTH + POINTS * inner * WIDTH);
-        run_best<one_block>((const Convolution*)&c, block, buffer.data());
+        run_best<one_block>((const Convolution*)&c, order[i], buffer.data());
     });
 }

@@ -212,5 +212,9 @@ class WindowStates(Generic[S]):
             self._states[window] = state
         return rows
 
+    def __len__(self) -> int:
+        """Return the number of open windows whose states are kept."""
+        return len(self._states)
+
     def drop(self, window: int) -> None:
         self._states.pop(window, None)

@@ -97,6 +97,7 @@ class TransducerState:
         tokens: (token, row, duration in rows, log probability) of each token found.
         given: number of rows so far. row: the next one to be decoded; a token may last longer than the rows so far.
         symbols: tokens of this row so far.
+        digest: of the content of the rows so far, if the state is kept for other requests with the same rows.
     """
 
     vectors: Tensor
@@ -104,6 +105,7 @@ class TransducerState:
     given: int = 0
     row: int = 0
     symbols: int = 0
+    digest: bytes = b""
 
 
 class _ItemDecoder:

@@ -180,7 +180,7 @@ class LongConv1d(_Kernel):
 
     def packed_bytes(self, device: torch.device) -> int:
         assert self.bias is not None
-        return packed_bytes(self.weight, self.dilation, device) + self.bias.nbytes
+        return packed_bytes(self.weight, device) + self.bias.nbytes
 
     def pack(self) -> None:
         """Lay the weight out for its device and drop the original."""

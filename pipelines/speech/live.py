@@ -13,6 +13,7 @@ from torch import Tensor
 from ...callers.errors import InputError
 from ...engine.outputs import CompletionOutput
 from ...mm.speech import SpeechRequest
+from ...mm.types import MultiModalFeature
 from ..run import Task
 from ..transcribe import make_request, place_segment, timestamped_request, window_size, word_aligner
 from ..validation import check_number
@@ -79,6 +80,7 @@ class LiveTranscriber(LiveInput):
         self._overlap = 0  # samples of the open window that are also in the previous one
         self._last_pass = self._last_speech = 0  # end of the last pass, and of the speech in it
         self._window_id = secrets.randbits(62)  # of the open window, whose start does not move while it is open
+        self._feature: MultiModalFeature | None = None  # the encoder input of its last pass
         self._word_end = 0.0  # seconds; the end of the last final word
         voices = options.voices or live_voices(engine, options)
         self._speakers = None if voices is None else LiveSpeakers(engine, voices, rate)
@@ -243,9 +245,11 @@ class LiveTranscriber(LiveInput):
         """
         speech, is_encoded = self._engine.speech, self._engine.config.encodes("audio")
         assert speech is not None
-        feature = speech.open_window(samples, self._window_id, not is_partial, self._engine.dtype) if is_encoded else None
-        if feature is not None:
-            return feature
+        if is_encoded:
+            given = samples, self._window_id, not is_partial, self._engine.dtype, self._feature
+            self._feature = speech.open_window(*given)
+            if self._feature is not None:
+                return self._feature
         items = [(part, self._rate) for part in (self._closed_parts(samples) if is_partial else [samples])]
         return items if len(items) > 1 else items[0]
 
@@ -260,6 +264,7 @@ class LiveTranscriber(LiveInput):
         self._windows.drop(at)
         self._last_pass = self._last_speech = at
         self._overlap, self._answer_start, self._hypothesis, self._window_id = 0, None, (), secrets.randbits(62)
+        self._feature = None
         if self._speakers is not None:
             self._speakers.begin()
 

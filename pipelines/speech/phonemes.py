@@ -11,7 +11,7 @@ from ...callers.errors import InputError, short_repr
 from ...mm.speech import PhonemeRule
 
 _LEAST = 40  # minimum phonemes of a part unless it is the last one; models speak very short texts badly
-_LONG, _SHORTEST = 60, 20  # phonemes: a first part with more than _LONG is split if both parts then have at least _SHORTEST
+_LONG, _SHORTEST = 40, 20  # phonemes: a first part with more than _LONG is split if both parts then have at least _SHORTEST
 _MARK = re.compile(r"""(?<![;:,.!?…])[;:,.!?…]++(?=[\s"”)\]]|$)|[—“”"()]""")  # linear in the length of a run of marks
 _PARTS = re.compile(r"""[^\s;:,.!?…—“”"()]+\s*|[;:,.!?…—“”"()]+\s*|^\s+""")  # words and marks
 _SENTENCE_ENDS, _CLAUSE_ENDS = ".!?…", ";:,—"

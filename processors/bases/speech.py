@@ -47,7 +47,9 @@ class SpeechMixin:
     def frame_rule(self) -> FrameRule | None:
         return None
 
-    def open_window(self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype) -> MultiModalFeature | None:
+    def open_window(
+        self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype, earlier: MultiModalFeature | None = None
+    ) -> MultiModalFeature | None:
         return None
 
     def stream_rule(self) -> StreamRule | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes.util
 import json
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import kokoro_files
 import pytest
@@ -16,6 +17,7 @@ from sensorium.engine.voices import Voices
 from sensorium.engine.worker import model_runner
 from sensorium.mm.speech import PhonemeRule
 from sensorium.pipelines.speech.espeak import espeak
+from sensorium.pipelines.speech.misaki import misaki
 from sensorium.pipelines.speech.phonemes import divide, split_first_part, words_of_phonemes, words_of_text
 
 PHONEMES = "hɛlˈO wˈɜɹld, ðˈɪs ɪz ɐ tˈɛst."
@@ -261,6 +263,40 @@ def test_espeak_reads_texts(llm):
     with pytest.raises(InputError) as caught:
         llm.speak("hello", voice=random_voice(CONFIG, 0))
     assert caught.value.info.param == "language"
+
+
+@needs_espeak
+def test_misaki_reads_english(llm, monkeypatch):
+    """A stand-in for the package: it gets words without marks; those that it does not know are read by espeak-ng."""
+    made = []
+
+    class Reader:
+        def __init__(self, british, fallback, unk):
+            made.append(british)
+            self.fallback = fallback
+
+        def __call__(self, text, preprocess):
+            words = (self.fallback(SimpleNamespace(text=word))[0] if word == "world" else "a" for word in text.split())
+            return " ".join(words), []
+
+    misaki.cache_clear()
+    with pytest.raises(ConfigError) as caught:
+        misaki("en-us")
+    assert caught.value.info.param == "phonemizer"
+    monkeypatch.setattr("sensorium.pipelines.speech.misaki.find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "misaki", ModuleType("misaki"))
+    monkeypatch.setitem(sys.modules, "misaki.en", SimpleNamespace(G2P=Reader))
+    speech = spoken(llm, "Hello world, hello.", voice="bm_ben", phonemizer="misaki")
+    assert speech.phonemes == "a wˈɜːld, a."
+    assert [word.word for word in speech.words] == ["Hello", "world", "hello"]
+    assert made == [True]
+    misaki.cache_clear()
+    with pytest.raises(InputError) as caught:
+        llm.speak("hola", language="es", phonemizer="misaki")
+    assert caught.value.info.param == "phonemizer"
+    with pytest.raises(InputError) as caught:
+        llm.speak("hello", phonemizer="epitran")
+    assert caught.value.info.param == "phonemizer"
 
 
 def test_checkpoints_without_voices_or_with_a_wrong_vocabulary(saved, tmp_path):

@@ -72,7 +72,9 @@ class MoonshineStreamingProcessingInfo(SamplesInfo, CrossAttentionSpeechInfo):
     row_seconds = 320 / 16_000
     frame = _FRAME
 
-    def open_window(self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype) -> MultiModalFeature | None:
+    def open_window(
+        self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype, earlier: MultiModalFeature | None = None
+    ) -> MultiModalFeature | None:
         if self.files.audio.get("do_normalize", True):  # all samples change when the window grows
             return None
         kwargs, geometry = self.process(AudioItem(samples, self.mel_spec.sampling_rate), dtype)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -10,8 +13,11 @@ from torch import Tensor
 
 from ...audio.cache_aware import CacheAwareConformer, ChunkState, cache_aware_bytes, cache_aware_spec
 from ...audio.local_encoder import WindowStates
-from ...interface import StepLimits
+from ...audio.transducer import TransducerState
+from ...interface import LogitsRule, StepLimits
 from ..parakeet.model import Parakeet, ParakeetTransducer
+
+_KEPT_STATES = 16  # of a stream, after blocks of `step_rows` rows
 
 
 class CacheAwareParakeet(Parakeet):
@@ -51,4 +57,43 @@ class CacheAwareParakeet(Parakeet):
 
 
 class NemotronAsrStreaming(CacheAwareParakeet, ParakeetTransducer):
-    pass
+    """Its transducer decodes the rows of an item in blocks, and keeps the states after blocks once a stream was opened.
+
+    A pass over an open window finds the states by the content of the rows: those of complete chunks equal the rows of earlier
+    passes, to the last bit.
+    """
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, dtype, device)
+        self._states = OrderedDict[bytes, TransducerState]()  # by their digests
+
+    def decode_rows(
+        self, hidden: Sequence[Tensor], before: Sequence[TransducerState | None], rules: Sequence[LogitsRule | None]
+    ) -> list[TransducerState]:
+        digests = [b""] * len(hidden)
+        if self._states or len(self._windows):
+            digests = [self._digest(*item) for item in zip(hidden, before, rules, strict=True)]
+        found = [self._states.get(digest) for digest in digests]
+        new = [number for number, state in enumerate(found) if state is None]
+        given = [[values[number] for number in new] for values in (hidden, before, rules)]
+        for number, state in zip(new, super().decode_rows(*given) if new else (), strict=True):
+            found[number] = replace(state, digest=digests[number])
+        states = [state for state in found if state is not None]
+        for state in states:
+            if state.digest:
+                self._states[state.digest] = state
+                self._states.move_to_end(state.digest)
+        while len(self._states) > _KEPT_STATES * self.max_streams:
+            self._states.popitem(last=False)
+        return states
+
+    def _digest(self, rows: Tensor, before: TransducerState | None, rule: LogitsRule | None) -> bytes:
+        """Return the digest of a whole block and of those before it, or nothing for rows whose decoding is not kept."""
+        earlier = b"-" if before is None else before.digest
+        if rule is not None or len(rows) < self.step_rows or not earlier:
+            return b""
+        return blake2b(rows.contiguous().view(torch.uint8).cpu().numpy().tobytes() + earlier, digest_size=32).digest()
+
+    def stream_bytes(self, rows: int) -> int:
+        transducer = self.transducer.spec
+        return super().stream_bytes(rows) + _KEPT_STATES * (2 * transducer.layers + 1) * transducer.width * self.dtype.itemsize

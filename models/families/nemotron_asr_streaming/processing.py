@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ....mm.fields import BatchedField, FieldElem
 from ....mm.speech import FrameRule
-from ....mm.types import AudioItem, MultiModalFeature, PlaceholderRange
+from ....mm.types import MediaHeader, MultiModalFeature, PlaceholderRange
+from ....processors.bases.audio import audio_kwargs
 from ....processors.bases.fastconformer import FastConformerInfo
-from ....processors.nemo_mel import NemoMelSpec
+from ....processors.nemo_mel import NemoMelSpec, nemo_log_mel
 from ..parakeet.processing import BlankPrompt
 
 
@@ -37,12 +38,25 @@ class NemotronAsrStreamingProcessingInfo(BlankPrompt, FastConformerInfo):
             frames = frames // 2 + 1
         return frames
 
-    def open_window(self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype) -> MultiModalFeature | None:
-        spec = self.mel_spec
-        kwargs, geometry = self.process(AudioItem(samples, spec.sampling_rate), dtype)
+    def open_window(
+        self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype, earlier: MultiModalFeature | None = None
+    ) -> MultiModalFeature | None:
+        """See `processors.interface.SupportsTranscription`. Frames that were final in the last call are not computed again."""
+        spec, header = self.mel_spec, MediaHeader("audio", samples=len(samples))
+        assert isinstance(spec, NemoMelSpec)
+        geometry = self.geometry(header)
         final = max(0, (len(samples) - spec.n_fft // 2) // spec.hop_length + 1)  # frames that see no sample after the window
+        features = nemo_log_mel(samples, spec, None if earlier is None else _final_frames(earlier)[:final])
         stream = FieldElem(torch.tensor([number, is_last, final]), BatchedField(keep_on_cpu=True))
         # not a hash of the samples, so that an item that belongs to no stream never shares cached rows with a window
         key = f"{number:016x}{len(samples):016x}{is_last:x}".ljust(64, "0")
-        where = PlaceholderRange(0, geometry.num_embeds)
-        return MultiModalFeature("audio", {**kwargs, "audio_stream": stream}, where, geometry, key)
+        kwargs = {**audio_kwargs(features, len(features), dtype), "audio_stream": stream}
+        return MultiModalFeature("audio", kwargs, PlaceholderRange(0, geometry.num_embeds), geometry, key)
+
+
+def _final_frames(feature: MultiModalFeature) -> Tensor:
+    """Return the frames of an open window that later samples do not change, `[n, mels]`."""
+    frames, stream = feature.kwargs["input_features"].data, feature.kwargs["audio_stream"].data
+    assert isinstance(frames, Tensor)
+    assert isinstance(stream, Tensor)
+    return frames[: int(stream[2])]

@@ -10,11 +10,15 @@ from oracle import ensure_torchvision, randomise, sharpen, small_tokenizer
 from parakeet import ENCODER, oracle_inputs, prompt, save
 from sensorium import LLM, PoolingParams
 from sensorium.callers.errors import ConfigError
+from sensorium.mm.types import AudioItem
 from sensorium.models.audio.cache_aware import cache_aware_spec
-from sensorium.models.families.nemotron_asr_streaming.model import CacheAwareParakeet
+from sensorium.models.families.nemotron_asr_streaming.model import CacheAwareParakeet, NemotronAsrStreaming
+from sensorium.models.families.nemotron_asr_streaming.processing import NemotronAsrStreamingProcessingInfo
 from sensorium.models.families.parakeet.model import ParakeetCtc, ParakeetTdt, ParakeetTransducer
 from sensorium.models.interface import StepLimits, SupportsStreams
 from sensorium.models.memory_formulas import SMALL
+from sensorium.processors import nemo_mel
+from sensorium.processors.files import ProcessorFiles
 
 CPU = torch.device("cpu")
 SIZES = (12_000, 30_000, 5001, 48_000)
@@ -126,6 +130,64 @@ def test_rows_and_tokens_of_a_stream_have_the_bits_of_the_whole(head):
             (state,) = model.decode_rows([part], [state], [None])
         assert alone.tokens == streamed.tokens == state.tokens
         assert alone.tokens
+
+
+@torch.inference_mode()
+def test_blocks_of_an_open_window_are_decoded_once(monkeypatch):
+    """A later pass has the same rows at first. Their tokens are those of all rows at once; rules have states of their own."""
+    config = {"encoder_config": AUDIO, "vocab_size": 40, "pad_token_id": 0, "blank_token_id": 39, "decoder_hidden_size": 32}
+    model = NemotronAsrStreaming(config, torch.float32, CPU)
+    fill_randomly(model, 5)
+    rows, decode, counts = (
+        torch.randn(200, model.row_size, generator=torch.Generator().manual_seed(2)),
+        model.transducer.decode,
+        [],
+    )
+
+    def counted(given, before, rules):
+        counts.append(sum(map(len, given)))
+        return decode(given, before, rules)
+
+    def decoded(given, rule=None):
+        state = None
+        for part in given.split(model.step_rows):
+            (state,) = model.decode_rows([part], [state], [rule])
+        return state.tokens
+
+    monkeypatch.setattr(model.transducer, "decode", counted)
+    alone = decoded(rows)
+    assert decoded(rows) == alone
+    assert counts == [64, 64, 64, 8] * 2  # nothing is kept without a stream
+    open_window = torch.tensor([[3, 0, 38]])
+    features = {"input_features": torch.randn(40, AUDIO["num_mel_bins"]), "audio_frames": torch.tensor([40])}
+    model.embed_multimodal("audio", {**features, "audio_stream": open_window})
+    counts.clear()
+    decoded(rows[:150])
+    assert decoded(rows) == alone
+    assert counts == [64, 64, 22, 64, 8]
+    counts.clear()
+    ruled = decoded(rows, lambda tokens, logits: logits[:, alone[0][0]].fill_(-torch.inf))
+    assert counts == [64, 64, 64, 8]
+    assert ruled != alone
+    for seed in range(20):
+        decoded(torch.randn(64, model.row_size, generator=torch.Generator().manual_seed(seed)))
+    assert len(model._states) == 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frames_of_an_open_window_are_computed_once(monkeypatch, dtype):
+    """They have the bits of those of the whole window, also if it ends before the last pass did. There is no dither."""
+    info = NemotronAsrStreamingProcessingInfo(ProcessorFiles(audio={"dither": 1e-2}))
+    samples, earlier, counts, bands = make_media("audio", (RATE * 9,), 3), None, [], nemo_mel._bands
+    monkeypatch.setattr(nemo_mel, "_bands", lambda *given: counts.append(1) or bands(*given))
+    for size in (4_000, 30_000, 60_000, len(samples), 100_000):
+        counts.clear()
+        earlier = info.open_window(torch.as_tensor(samples[:size]), 7, False, dtype, earlier)
+        computed = len(counts)
+        whole = info.process(AudioItem(torch.as_tensor(samples[:size]), RATE), dtype)[0]
+        for name, elem in whole.items():
+            assert earlier.kwargs[name].data.equal(elem.data)
+        assert computed < len(counts) - computed or size <= 30_000
 
 
 def fill_randomly(model, seed):
