@@ -208,8 +208,9 @@ class ModelRunner:
 
     def _update_states(self, output: SchedulerOutput) -> None:
         for request_id in output.finished:
-            sequence = self.sequences.pop(request_id, None)
-            stream = sequence.features[0].stream if sequence is not None and sequence.features else None
+            sequence, stream = self.sequences.pop(request_id, None), None
+            if sequence is not None and sequence.features and sequence.message.hold_open:  # passes over an open window are not
+                stream = sequence.features[0].stream
             if stream is not None and isinstance(self.model, SupportsStreams):
                 self.model.free_stream(stream)
             if self.predictor is not None:

@@ -75,9 +75,11 @@ class NemotronAsrStreaming(CacheAwareParakeet, ParakeetTransducer):
             digests = [self._digest(*item) for item in zip(hidden, before, rules, strict=True)]
         found = [self._states.get(digest) for digest in digests]
         new = [number for number, state in enumerate(found) if state is None]
-        given = [[values[number] for number in new] for values in (hidden, before, rules)]
-        for number, state in zip(new, super().decode_rows(*given) if new else (), strict=True):
-            found[number] = replace(state, digest=digests[number])
+        if new:
+            rows, earlier = [hidden[number] for number in new], [before[number] for number in new]
+            decoded = super().decode_rows(rows, earlier, [rules[number] for number in new])
+            for number, state in zip(new, decoded, strict=True):
+                found[number] = replace(state, digest=digests[number])
         states = [state for state in found if state is not None]
         for state in states:
             if state.digest:
