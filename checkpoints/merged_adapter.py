@@ -20,11 +20,13 @@ from .expert_adapters import ExpertMatrices, changed_expert, changed_experts, ex
 from .weight_files import rename
 
 _READ = ("target_modules", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern",
-         "exclude_modules", "ensure_weight_tying", "use_dora", "target_parameters", "experts_shared_outer_loras")  # fmt: skip
-"""Settings that only say which tensors the adapter has, `alpha_pattern` and `use_dora`."""
+         "exclude_modules", "ensure_weight_tying", "use_dora", "target_parameters", "experts_shared_outer_loras",
+         "trainable_token_indices")  # fmt: skip
+"""Settings that only say which tensors the adapter has, `alpha_pattern`, `use_dora` and `trainable_token_indices`."""
 _WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
 _MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
 _MAGNITUDE = re.compile(r"(.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
+_TOKENS = re.compile(r"(.+)\.token_adapter\.trainable_tokens_delta(\.default)?")
 _TASK = re.compile(r"(.+\.lora_[AB](?:\.default)?)\.([^.]+)\.weight")
 _PACKED = re.compile(r"\.(qweight|weight_packed|qzeros|scales|weight_scale|weight_scale_inv|weight_shape|g_idx)$")
 """Tensors that quantised checkpoints have in the place of a weight, or beside it."""
@@ -33,6 +35,7 @@ ONLY_LAYERS = (
     "and not only linear layers outside experts, norms of whole rows, token embeddings and the head, which is not supported "
     "for adapters per request; merge it into the model"
 )
+_MAX_TOKENS = 1 << 31  # no vocabulary is larger
 _EMBEDDING = "language_model.embed_tokens.weight"
 _OF_DECODER = re.compile(r"(?:(?:model|language_model|text_model|llm|thinker)\.)*((?:layers|embed_tokens|norm)\..+)")
 """Names of a decoder's tensors, alone or in a model with encoders, in the layouts of transformers 4 and 5 and of publishers."""
@@ -83,12 +86,14 @@ class ReplacedWeight:
         module: its name in the adapter.
         stored: the stored name of the base model's tensor.
         is_base: the adapter says that it is the base model's own, which peft stores beside pairs of tables.
+        token_ids: the tokens whose rows it replaces, in order; () for the whole tensor.
     """
 
     module: str
     stored: str
     tensor: Tensor
-    is_base: bool
+    is_base: bool = False
+    token_ids: tuple[int, ...] = ()
 
 
 class MergedAdapter:
@@ -121,6 +126,7 @@ class MergedAdapter:
         self._replaced: dict[str, tuple[str, Tensor]] = {}  # key -> name, tensor
         self._pairs: dict[str, tuple[str, dict[str, Tensor]]] = {}  # key -> module, matrices
         self._magnitudes: dict[str, tuple[str, Tensor]] = {}  # key -> name, and the lengths of the changed weight's rows
+        self._tokens: dict[str, tuple[str, tuple[int, ...], Tensor]] = {}  # key -> module, tokens, and their rows
         self._embeddings, self._base_layers = set[str](), set[str]()
         self._experts: dict[str, ExpertMatrices] = {}
         self._spellings: dict[str, str] = {}  # another key of a tensor of the decoder -> the key in the adapter
@@ -137,6 +143,10 @@ class MergedAdapter:
             if magnitude is not None:
                 self._magnitudes[self._adapter_key(f"{magnitude[1]}.weight")] = name, tensor
                 continue
+            if (rows := _TOKENS.fullmatch(path)) is not None:
+                token_ids = _token_ids(raw, rows[1], tensor)
+                self._tokens[self._adapter_key(f"{rows[1]}.weight")] = rows[1], token_ids, tensor
+                continue
             if matrix is None:
                 if _UNKNOWN.search(path):
                     raise CheckpointError(f"the adapter holds {name}, which is not supported; merge it into the model")
@@ -150,6 +160,10 @@ class MergedAdapter:
             self._embeddings |= {key} if embedding else set()
         self._check_ranks()
         self._check_magnitudes()
+        for module, _, _ in (rows for key, rows in self._tokens.items() if key in self._pairs or key in self._replaced):
+            raise CheckpointError(f"the adapter changes {module} and has rows of single tokens for it, which is not supported")
+        if raw.get("trainable_token_indices") and not self._tokens:
+            raise CheckpointError("the adapter has trainable_token_indices, and no trainable_tokens_delta with their rows")
 
     def _check_ranks(self) -> None:
         for module, matrices in self._pairs.values():
@@ -190,7 +204,7 @@ class MergedAdapter:
     def _stored_key(self, name: str) -> str:
         """Return the key of a tensor of the base model, as the adapter spells it."""
         key = self._key(name)
-        is_in_adapter = key in self._pairs or key in self._experts or key in self._replaced
+        is_in_adapter = any(key in keys for keys in (self._pairs, self._experts, self._replaced, self._tokens))
         return key if is_in_adapter else self._spellings.get(key, key)
 
     def _shape(self, key: str) -> tuple[int, ...]:
@@ -208,7 +222,9 @@ class MergedAdapter:
         """
         keys = {self._stored_key(name): name for name in stored}
         packed = {self._stored_key(weight_of(name)) for name in stored if _PACKED.search(name)}
-        for key, (module, _) in self._pairs.items():
+        shapes = {key: (module, self._shape(key)) for key, (module, _) in self._pairs.items()}
+        shapes |= {key: (module, (0, rows.shape[1])) for key, (module, _, rows) in self._tokens.items()}
+        for key, (module, shape) in shapes.items():
             base = self._replaced[key][1] if key in self._replaced else stored.get(keys.get(key, ""))
             if base is None and key not in packed:
                 raise CheckpointError(
@@ -220,9 +236,11 @@ class MergedAdapter:
                     f"the adapter changes {module}, which the base model does not store in 16 or 32 bits; give the base model "
                     "that is not quantised, <<base_with_adapter>>"
                 )
-            if base.numel() and tuple(base.shape) != self._shape(key):
+            if key in self._tokens and base.numel():
+                check_token_rows(module, self._tokens[key][1], shape[1], base.shape)
+            elif base.numel() and tuple(base.shape) != shape:
                 raise CheckpointError(
-                    f"the adapter changes {module} of shape {list(self._shape(key))}, the base model has {list(base.shape)}; "
+                    f"the adapter changes {module} of shape {list(shape)}, the base model has {list(base.shape)}; "
                     "give the base model that it was trained on, <<base_with_adapter>>"
                 )
         self._check_experts(stored)
@@ -293,6 +311,8 @@ class MergedAdapter:
         names = {self._stored_key(name): name for name in map(weight_of, stored)}
         for key, (name, tensor) in self._replaced.items():
             yield ReplacedWeight(name, _found(name, key, names), tensor, key in self._base_layers)
+        for key, (name, token_ids, tensor) in self._tokens.items():
+            yield ReplacedWeight(name, _found(name, key, names), tensor, token_ids=token_ids)
 
     def _scale(self, module: str, rank: int) -> float:
         alpha = next((alpha for pattern, alpha in self._alphas if pattern.match(module)), self._config["lora_alpha"])
@@ -314,7 +334,11 @@ class MergedAdapter:
             if key in self._replaced:
                 left.pop(key, None)
                 tensor = self._replaced[key][1]
-            yield name, self._changed(key, tensor) if key in self._pairs else self._changed_experts(name, tensor)
+            changed = self._changed(key, tensor) if key in self._pairs else self._changed_experts(name, tensor)
+            if key in self._tokens:
+                _, token_ids, rows = self._tokens[key]
+                changed = changed.index_copy(0, torch.tensor(token_ids), rows.to(changed.dtype))
+            yield name, changed
         yield from left.values()
 
     def _changed(self, key: str, weight: Tensor) -> Tensor:
@@ -347,6 +371,30 @@ class MergedAdapter:
             return changed
         _, magnitude = self._magnitudes[key]
         return changed.mul_((magnitude.float().flatten()[rows] / changed.norm(dim=1))[:, None])
+
+
+def check_token_rows(module: str, token_ids: Sequence[int], width: int, table: Sequence[int]) -> None:
+    """Raise CheckpointError unless rows of these tokens, of this width, fit a table of this shape."""
+    if len(table) != 2 or width != table[1] or max(token_ids) >= table[0]:
+        raise CheckpointError(
+            f"the adapter's {module} has rows of {width} numbers for tokens up to {max(token_ids)}, and the base model's shape "
+            f"is {list(table)}; give the base model that it was trained on, <<base_with_adapter>>"
+        )
+
+
+def _token_ids(raw: Mapping[str, Any], module: str, rows: Tensor) -> tuple[int, ...]:
+    """Return the tokens whose rows of a module the adapter has trained, as many as `rows`."""
+    ids = raw.get("trainable_token_indices")
+    if isinstance(ids, Mapping):
+        ids = next((own for name, own in ids.items() if f".{module}".endswith(f".{name}")), None)
+    is_list = isinstance(ids, list) and all(type(token) is int and 0 <= token < _MAX_TOKENS for token in ids)
+    if not is_list or not ids or rows.ndim != 2 or not len({*ids}) == len(ids) == len(rows):
+        shape = list(rows.shape)
+        raise CheckpointError(
+            f"the adapter's trainable_tokens_delta of {module} has shape {shape}, and trainable_token_indices does not name as "
+            "many tokens"
+        )
+    return tuple(ids)
 
 
 def _found(module: str, key: str, names: Mapping[str, str]) -> str:

@@ -37,6 +37,9 @@ def main() -> list[str]:
     parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
     args = parser.parse_args()
 
+    wrong = [adapter for adapter in args.adapters if "=" not in adapter]
+    if wrong:
+        parser.error(f"{wrong[0]} is not NAME=ADAPTER_FOLDER")
     folders = dict(adapter.split("=", 1) for adapter in args.adapters)
     with tempfile.TemporaryDirectory() as root:
         for seed, customer in enumerate(() if folders else ("anna", "bert")):

@@ -15,7 +15,7 @@ from ..kernels.linear.panels import pad_outputs
 from ..kernels.low_rank import PANEL, LowRankWeights, pack_up
 from .layers.basic import EmbeddingTable, Norm
 from .layers.linear import Linear, LmHead
-from .layers.row_adapter import EmbeddingChange, LayerChange, LowRankChange, NormChange, OutputGain, PackedPairs
+from .layers.row_adapter import EmbeddingChange, LayerChange, LowRankChange, NormChange, OutputGain, Outputs, PackedPairs
 from .memory_formulas import packed_weight_bytes
 
 AdaptedLayer = Linear | LmHead | EmbeddingTable | Norm
@@ -54,6 +54,7 @@ class ReplacedTensor:
         name: canonical name of the model's tensor.
         number: of the layer. outputs: those of the layer to which the tensor belongs.
         is_base: the adapter says that it is the base model's own, as peft stores tables beside pairs.
+        token_ids: the tokens whose rows it replaces, ascending; () for all outputs.
     """
 
     module: str
@@ -62,6 +63,7 @@ class ReplacedTensor:
     outputs: slice
     tensor: Tensor
     is_base: bool = False
+    token_ids: tuple[int, ...] = ()
 
     @property
     def is_bias(self) -> bool:
@@ -110,10 +112,11 @@ def _whole_panels(outputs: int) -> int:
 def replaced_bytes(layer: AdaptedLayer, part: ReplacedTensor) -> int:
     """Return the bytes of a tensor as `pack_layer` lays it out."""
     dtype = layer_dtype(layer)
+    ids = 8 * len(part.token_ids)
     if isinstance(layer, EmbeddingTable | Norm) or part.is_bias:
-        return part.tensor.numel() * dtype.itemsize
+        return ids + part.tensor.numel() * dtype.itemsize
     rows, inner = part.tensor.shape
-    return packed_weight_bytes(inner, rows, False, dtype, _planned_device(layer))
+    return ids + packed_weight_bytes(inner, rows, False, dtype, _planned_device(layer))
 
 
 def _planned_device(layer: AdaptedLayer) -> torch.device:
@@ -158,23 +161,30 @@ def pack_layer(layer: AdaptedLayer, pairs: Sequence[ShardPair], replaced: Sequen
     )
 
 
-def _replaced_shards(layer: Linear | LmHead, replaced: Sequence[ReplacedTensor]) -> list[tuple[slice, LinearWeight]]:
-    biases, shards = {part.outputs.start: part for part in replaced if part.is_bias}, []
+def _replaced_shards(layer: Linear | LmHead, replaced: Sequence[ReplacedTensor]) -> list[tuple[Outputs, LinearWeight]]:
+    biases, shards = {part.outputs.start: part for part in replaced if part.is_bias}, list[tuple[Outputs, LinearWeight]]()
     for part in (part for part in replaced if not part.is_bias):
         bias = biases.pop(part.outputs.start, None)
         moved_bias = None if bias is None else _moved(bias.tensor, layer.device, layer.dtype, bias.module)
-        shards.append((part.outputs, pack(_moved(part.tensor, layer.device, layer.dtype, part.module), moved_bias)))
+        outputs = torch.tensor(part.token_ids, device=layer.device) if part.token_ids else part.outputs
+        shards.append((outputs, pack(_moved(part.tensor, layer.device, layer.dtype, part.module), moved_bias)))
     for bias in biases.values():
         raise CheckpointError(f"the adapter changes {bias.module} and not the weight, which is not supported; merge it")
     return shards
 
 
 def _pack_embedding(layer: EmbeddingTable, pairs: Sequence[ShardPair], replaced: Sequence[ReplacedTensor]) -> EmbeddingChange:
-    table, up, down = (_moved(part.tensor, layer.device, layer.dtype, part.module) for part in replaced), None, None
+    table, tokens, up, down = None, None, None, None
+    for part in replaced:
+        tensor = _moved(part.tensor, layer.device, layer.dtype, part.module)
+        if part.token_ids:
+            tokens = torch.tensor(part.token_ids, device=layer.device), tensor
+        else:
+            table = tensor
     for pair in pairs:  # one, because the table has one shard
         up = _moved(pair.up, layer.device, layer.dtype, pair.module)
         down = pack(_moved(pair.down.float().T.contiguous() * pair.scale, layer.device, layer.dtype, pair.module), None)
-    return EmbeddingChange(next(table, None), up, down, layer.scale)
+    return EmbeddingChange(table, up, down, layer.scale, tokens)
 
 
 def _pack_norm(layer: Norm, replaced: Sequence[ReplacedTensor]) -> NormChange:

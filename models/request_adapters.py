@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..callers.errors import CheckpointError, ConfigError
 from ..checkpoints.expert_adapters import EXPERT_TENSORS
-from ..checkpoints.merged_adapter import ONLY_LAYERS, LowRankPair, ReplacedWeight, weight_of
+from ..checkpoints.merged_adapter import ONLY_LAYERS, LowRankPair, ReplacedWeight, check_token_rows, weight_of
 from ..checkpoints.weight_files import rename
 from ..kernels.low_rank.native import AdapterTable
 from ..mm.hashing import digest
@@ -244,6 +244,8 @@ class AdaptedLayers:
         """
         if self._is_unused(weight.stored):
             return []
+        if weight.token_ids:
+            return self._split_tokens(weight)
         replaced = []
         for name, tensor in self._parts(weight.module, weight.stored, weight.tensor, None):
             number, outputs = self._shard(weight.module, name)
@@ -262,6 +264,37 @@ class AdaptedLayers:
                 )
             replaced.append(ReplacedTensor(weight.module, name, number, outputs, tensor, weight.is_base))
         return replaced
+
+    def _split_tokens(self, weight: ReplacedWeight) -> list[ReplacedTensor]:
+        """Return the rows of single tokens, of the table or of the head. A head that is tied to the table gets them, too."""
+        order = sorted(range(len(weight.token_ids)), key=weight.token_ids.__getitem__)
+        token_ids, replaced = tuple(weight.token_ids[i] for i in order), list[ReplacedTensor]()
+        for name, tensor in self._parts(weight.module, weight.stored, weight.tensor, None):
+            number, _ = self._shard(weight.module, name)
+            layer, rows = self._layers[number], tensor[order]
+            check_token_rows(weight.module, token_ids, tensor.shape[-1], (self._stored_rows(name), layer_shape(layer)[1]))
+            heads = [number]
+            if isinstance(layer, EmbeddingTable):
+                replaced.append(ReplacedTensor(weight.module, name, number, slice(0, 0), rows, token_ids=token_ids))
+                tied = (head for head in self._layers if isinstance(head, LmHead) and layer in head.tied_to)
+                heads = [head.slot.number for head in tied if head.slot is not None]
+            for head in heads:
+                self._check_head(weight.module, head)
+                count = sum(token < layer_shape(self._layers[head])[0] for token in token_ids)  # it may predict fewer tokens
+                if count:
+                    own = rows[:count]
+                    replaced.append(ReplacedTensor(weight.module, name, head, slice(0, 0), own, token_ids=token_ids[:count]))
+        return replaced
+
+    def _check_head(self, module: str, number: int) -> None:
+        """Raise CheckpointError unless the outputs of a layer are logits of tokens, which one process holds, without a bias."""
+        layer = self._layers[number]
+        has_bias = isinstance(layer, Linear) and layer.bias is not None
+        if self._part_of[number] != "head" or has_bias or self._is_divided(number):
+            raise CheckpointError(
+                f"the adapter has rows of single tokens for {module}, which is neither a table of embeddings nor a head that "
+                "one process holds and that has no bias; merge it into the model"
+            )
 
     def _stored_rows(self, name: str) -> int:
         """Return the rows of a tensor as the checkpoint stores it, of which this process may hold a part."""
@@ -420,6 +453,8 @@ def adapted_layers(model: Model) -> AdaptedLayers | None:
 
 def change_digest(change: ShardPair | ReplacedTensor) -> str:
     """Return the digest of what an adapter adds to a weight, or of what replaces one."""
+    if isinstance(change, ReplacedTensor) and change.token_ids:
+        return digest("sensorium.lora.tokens", change.name, change.number, change.token_ids, change.tensor)
     if isinstance(change, ReplacedTensor):
         return digest("sensorium.lora.replaced", change.name, change.tensor)
     return digest("sensorium.lora.pair", change.weight, change.scale, change.down, change.up, change.magnitude)

@@ -224,7 +224,7 @@ def _read(
     if not pairs and not replaced:
         raise CheckpointError(f"the adapter's {ADAPTER_WEIGHTS} holds no matrices")
     _check_distinct((pair.weight, pair.module) for pair in pairs)
-    _check_distinct((part.name, part.module) for part in replaced)
+    _check_distinct({(part.name, part.module): None for part in replaced})  # rows of a tied table are two tensors
     return pairs, replaced
 
 

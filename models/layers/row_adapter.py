@@ -47,6 +47,10 @@ class OutputGain:
             part.index_copy_(0, rows, part.index_select(0, rows).mul_(self.gain).add_(self.shift))
 
 
+Outputs = slice | Tensor
+"""Outputs of a layer: a part of them in order, or their numbers, int64 `[n]`."""
+
+
 @dataclass(frozen=True, eq=False)
 class PackedPairs:
     """The matrices of one adapter for one Linear. The pairs of all shards share the first product.
@@ -61,7 +65,7 @@ class PackedPairs:
     down: LinearWeight | None
     ups: Sequence[tuple[slice, slice, LinearWeight]]
     gains: Sequence[OutputGain] = ()
-    replaced: Sequence[tuple[slice, LinearWeight]] = ()
+    replaced: Sequence[tuple[Outputs, LinearWeight]] = ()
 
     def apply_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
         """See LayerChange: `out [rows, out]`, `x [rows, in]`."""
@@ -89,7 +93,7 @@ class LowRankChange:
     """
 
     weights: LowRankWeights
-    replaced: Sequence[tuple[slice, LinearWeight]] = ()
+    replaced: Sequence[tuple[Outputs, LinearWeight]] = ()
 
     def apply_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
         """Replace outputs, without the pairs."""
@@ -104,12 +108,14 @@ class EmbeddingChange:
         table: `[vocab, dim]`, which replaces the base model's; None: that one stays.
         up: `[vocab, rank]`, and down: `[dim, rank]` with the scale multiplied in; None without pairs.
         scale: factor of the table's rows.
+        tokens: ids of tokens, int64 `[n]`, ascending, and their rows `[n, dim]`, which replace all others; None without.
     """
 
     table: Tensor | None
     up: Tensor | None
     down: LinearWeight | None
     scale: float
+    tokens: tuple[Tensor, Tensor] | None = None
 
     def apply_(self, out: Tensor, x: Tensor, rows: Tensor | None) -> None:
         """See LayerChange: `out [rows, dim]`, `x`: token ids `[rows]`."""
@@ -122,6 +128,12 @@ class EmbeddingChange:
                 out += change
             else:
                 out.index_add_(0, rows, change)
+        if self.tokens is not None:
+            own_ids, own_rows = self.tokens
+            index = torch.searchsorted(own_ids, ids).clamp_(max=len(own_ids) - 1)
+            is_own = own_ids[index] == ids
+            others = out if rows is None else out.index_select(0, rows)
+            _put_(out, torch.where(is_own[:, None], own_rows[index].mul_(self.scale), others), rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,10 +154,16 @@ class NormChange:
             _put_(out, layer_norm(x, self.weight, self.bias, self.eps, None), rows)
 
 
-def _replace_(replaced: Sequence[tuple[slice, LinearWeight]], out: Tensor, x: Tensor, rows: Tensor | None) -> None:
+def _replace_(replaced: Sequence[tuple[Outputs, LinearWeight]], out: Tensor, x: Tensor, rows: Tensor | None) -> None:
     """Replace outputs of `out [rows, out]`. `x`: the inputs of `rows` alone."""
     for outputs, weight in replaced:
-        _put_(out[:, outputs], linear(x, weight), rows)
+        values = linear(x, weight)
+        if isinstance(outputs, slice):
+            _put_(out[:, outputs], values, rows)
+        elif rows is None:
+            out.index_copy_(1, outputs, values)
+        else:
+            out[rows[:, None], outputs] = values
 
 
 def _put_(out: Tensor, values: Tensor, rows: Tensor | None) -> None:

@@ -233,7 +233,7 @@ def test_files_of_the_adapter_take_precedence(base: Path, tmp_path: Path) -> Non
         ({"peft_type": "IA3"}, "peft_type='IA3'"), ({"bias": "all"}, "bias"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"), ({"base_model_name_or_path": None}, "adapter of None"),
         ({"alpha_pattern": {"(a+)+$": 1}}, "alpha_pattern"),
-        ({"alpha_pattern": {"(": 1}}, "alpha_pattern"), ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"alpha_pattern": {"(": 1}}, "alpha_pattern"),
     ],
     ids=str,
 )  # fmt: skip

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import family
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent, SamplingParams
 from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine import config
@@ -236,6 +238,28 @@ def test_a_preempted_stream_is_encoded_again_from_its_start(llm: LLM, evicted: s
     events = asyncio.run(main())
     assert finals(events) == [whole_text(llm, samples)]
     assert all(event.error is None for event in events)
+
+
+def test_a_stream_goes_on_with_updated_weights(llm: LLM) -> None:
+    """The states of its encoder are gone, so all chunks are encoded again. The same weights give the same text."""
+    samples = clip(5)
+    stored = load_file(Path(str(llm.engine.config.model)) / "model.safetensors")
+    update = {name: tensor for name, tensor in stored.items() if "q_proj" in name}
+    version = llm.weights_version
+
+    async def parts() -> AsyncIterator[Any]:
+        for number, part in enumerate(np.split(samples, 10)):
+            yield part
+            if number in (3, 7):
+                await AsyncLLM(llm).update_weights(update, "pause")
+
+    async def main() -> list[LiveEvent]:
+        return [event async for event in AsyncLLM(llm).stream_transcribe(parts(), **WHOLE)]
+
+    events = asyncio.run(main())
+    assert llm.weights_version == version + 2
+    assert all(event.error is None for event in events)
+    assert finals(events) == [whole_text(llm, samples)]
 
 
 def test_an_error_in_the_last_chunk_ends_the_sequence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

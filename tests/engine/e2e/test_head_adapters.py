@@ -85,6 +85,31 @@ def test_whole_modules(world: LoadedModels, tmp_path: Path, name: str) -> None:
             compare(llm, row, model, processor, question, adapter="mine")
 
 
+def test_rows_of_single_tokens(world: LoadedModels, tmp_path: Path) -> None:
+    """A head that is tied to the table gets them, too. The rows of others in the same steps keep their bits."""
+    row, base = ROWS["qwen3_vl"], world.folder("qwen3_vl", variant="tied")
+    model, processor = row.load(base)
+    weight, token_ids = model.get_input_embeddings().weight, [500, 3, 4, 5, *range(20, 300, 3)]
+    rows = torch.randn(len(token_ids), weight.shape[1], generator=torch.Generator().manual_seed(4)) / 8
+    name = "base_model.model.model.language_model.embed_tokens.token_adapter.trainable_tokens_delta"
+    folder = write(tmp_path / "adapter", str(base), {}, more={name: rows}, trainable_token_indices=token_ids)
+    other = write(tmp_path / "other", str(base), {}, more={name: rows}, trainable_token_indices=token_ids[::-1])
+    question, params = ask(row, "i", 0), greedy(8, logprobs=3, prompt_logprobs=0)
+    prompts, names = [question.ours] * 3, ["mine", None, "other"]
+    with make_llm(row, base, enable_lora=True, batch_invariant=True, max_num_batched_tokens=48) as llm:
+        infos = [llm.load_adapter(path.name.replace("adapter", "mine"), path) for path in (folder, other)]
+        assert infos[0].identity != infos[1].identity
+        assert infos[0].num_bytes < 2 * (rows.nbytes + 256 * weight.shape[1] * weight.itemsize)  # not whole tables, but panels
+        alone = [llm.generate(question.ours, params, use_tqdm=False, adapter=one)[0] for one in names]
+        both = llm.generate(prompts, params, use_tqdm=False, adapter=names)
+        assert [logprobs(one) for one in both] == [logprobs(one) for one in alone]
+        compare(llm, row, model, processor, question)
+        weight.data[token_ids] = rows
+        compare(llm, row, model, processor, question, adapter="mine")
+    with make_llm(row, folder) as merged:
+        compare(merged, row, model, processor, question)
+
+
 def test_tables_of_the_base_model_beside_their_matrices(world: LoadedModels, tmp_path: Path) -> None:
     """peft stores them; they change nothing and take no room, unless they differ."""
     row, base = ROWS["llava"], world.folder("llava")

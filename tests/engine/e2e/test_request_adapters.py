@@ -752,7 +752,7 @@ def add_pair(name: str, outputs: int, inputs: int) -> Any:
     return change
 
 
-TEXT = "model.language_model"
+TEXT, TRAINED = "model.language_model", "token_adapter.trainable_tokens_delta"
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "nan": (set_nan, {}, CheckpointError, r"q_proj hold NaN"),
     "overflow": (set_large, {"lora_alpha": 1e6}, CheckpointError, "numbers beyond float32"),
@@ -778,6 +778,32 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "infinite alpha": (lambda _: None, {"lora_alpha": math.inf}, ConfigError, "lora_alpha"),
     "pattern": (lambda _: None, {"alpha_pattern": {"((a+)+)+b": 3}}, ConfigError, "matched in linear time"),
     "bias": (lambda _: None, {"bias": "all"}, ConfigError, "bias='all'"),
+    "tokens without ids": (add(f"{TEXT}.embed_tokens.{TRAINED}", 2, 64), {}, CheckpointError, "of model.language_model.embed"),
+    "ids without tokens": (lambda _: None, {"trainable_token_indices": [1, 2]}, CheckpointError, "no trainable_tokens_delta"),
+    "fewer ids": (add(f"{TEXT}.embed_tokens.{TRAINED}", 2, 64), {"trainable_token_indices": [1]}, CheckpointError, "as many"),
+    "one id twice": (
+        add(f"{TEXT}.embed_tokens.{TRAINED}", 2, 64), {"trainable_token_indices": [1, 1]}, CheckpointError, "as many",
+    ),
+    "ids of another kind": (
+        add(f"{TEXT}.embed_tokens.{TRAINED}", 2, 64), {"trainable_token_indices": [10**4000, -1]}, CheckpointError, "as many",
+    ),
+    "ids of another module": (
+        add(f"{TEXT}.embed_tokens.{TRAINED}", 2, 64), {"trainable_token_indices": {"lm_head": [1, 2]}},
+        CheckpointError, "as many",
+    ),
+    "a token that the model lacks": (
+        add(f"{TEXT}.embed_tokens.{TRAINED}", 2, 64), {"trainable_token_indices": [1, 640]}, CheckpointError, "up to 640",
+    ),
+    "narrow tokens": (
+        add(f"{TEXT}.embed_tokens.{TRAINED}", 2, 3), {"trainable_token_indices": [1, 2]}, CheckpointError, "rows of 3 numbers",
+    ),
+    "rows of a layer": (
+        add(f"{TEXT}.layers.0.self_attn.o_proj.{TRAINED}", 2, 64), {"trainable_token_indices": {"o_proj": [1, 2]}},
+        CheckpointError, r"for model\.language_model\.layers\.0\.self_attn\.o_proj",
+    ),
+    "norm of heads": (
+        add(f"{TEXT}.layers.0.self_attn.q_norm.weight", 16), {}, CheckpointError, r"layers\.0\.self_attn\.q_norm\.weight",
+    ),
 }  # fmt: skip
 
 
