@@ -92,13 +92,15 @@ INLINE v16 where_negative(v16 sign, v16 a, v16 b) {
     return (v16)(((v16i)a & mask) | ((v16i)b & ~mask));
 }
 
-// Round to nearest, ties to even; NaN stays NaN.
+// Round to the bits of bfloat16, in the upper half of each number: to nearest, ties to even; NaN stays NaN.
+INLINE v16u round_bits(v16 x) {
+    const v16u bits = (v16u)x;
+    const v16u is_nan = (v16u)((0x7f800000 - (v16i)(bits & 0x7fffffff)) >> 31);
+    return ((bits + 0x7fff + ((bits >> 16) & 1)) & ~is_nan) | (is_nan & 0x7fc00000);
+}
+
 INLINE void store(bf16* p, v16 x) {
-    v16u bits = (v16u)x;
-    const v16i is_nan = (0x7f800000 - (v16i)(bits & 0x7fffffff)) >> 31;
-    v16u rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    rounded = (rounded & ~(v16u)is_nan) | ((v16u)is_nan & 0x7fc0);
-    v16h out = __builtin_convertvector(rounded, v16h);
+    v16h out = __builtin_convertvector(round_bits(x) >> 16, v16h);
     memcpy(p, &out, sizeof out);
 }
 
@@ -120,9 +122,7 @@ INLINE void store_part(T* p, v16 x, int64_t n) {
 // Round to T and back to float.
 template <class T>
 INLINE v16 rounded(v16 x) {
-    T all[16];
-    store(all, x);
-    return load(all);
+    return sizeof(T) == sizeof(float) ? x : (v16)(round_bits(x) & 0xffff0000);
 }
 
 template <class V>

@@ -11,7 +11,7 @@
 struct Pairs : Scaled {
     typedef int16_t Row;
     typedef __m256i Column;
-    static const int INPUTS = 2, BYTES = 2 * WIDTH, STREAMS = 4;
+    static const int INPUTS = 2, BYTES = 2 * WIDTH, STREAMS = 1;
 
     INLINE void columns(const char* step, __m256i* two) {
         two[0] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)step));

@@ -9,7 +9,7 @@
 
 // Products of two codes and inputs are at most 2 * 15 * 128, and 8 of them fit into 16 bits.
 struct Pairs : Integers {
-    static const int ROWS = 3, STREAMS = 4;
+    static const int ROWS = 3, STREAMS = 1;
 
     struct Sum {
         __m256i narrow;

@@ -23,7 +23,7 @@ typedef int8_t v8b __attribute__((vector_size(8)));
 static const int64_t WIDTH = LANES * VECTORS;  // outputs of a panel
 static const int64_t ROW_BYTES = 3 << 16;  // bytes of converted rows that stay in the cache while panels are read
 static const int SETTLE = 4;               // steps after which sums in 16 bits are widened
-static const int64_t AHEAD = 4096;         // bytes between the codes that are multiplied with several rows and those that are prefetched
+static const int64_t AHEAD = 6144;         // bytes between the codes that are multiplied and those that are prefetched
 
 enum ScaleType { SCALE_FLOAT32 = 0, SCALE_BFLOAT16 = 1, SCALE_FLOAT16 = 2 };
 
@@ -309,8 +309,8 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
                 for (int c = 0; c < C; c++) {
                     const char* at = codes + c / VECTORS * bytes + k * step + c % VECTORS * LANES * Kind::UNIT;
                     raw[c] = kind.read(at);
-                    if (WIDTH < 64 && R > 1 && c % VECTORS == 0)
-#pragma GCC unroll 2
+                    if (c % VECTORS == 0)
+#pragma GCC unroll 4
                         for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(at + AHEAD + line, 0, 3);
                 }
 #pragma GCC unroll 8

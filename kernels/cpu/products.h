@@ -14,8 +14,7 @@ static const bool WIDE = VECTORS * LANES == 64;  // a panel fills the registers:
 static const int64_t CHUNK = 48;               // WIDE: rows multiplied with a panel while it is in the cache
 static const int64_t GROUP = 3 << 18;          // WIDE: bytes of panels that stay in the cache
 static const int64_t ROW_BYTES = 3 << 16;      // else: bytes of rows that stay in the cache while panels are read
-static const int64_t AHEAD = 4096;             // else: bytes between the weights that are multiplied and those that are prefetched,
-                                               // if there are several rows: the hardware then prefetches too little
+static const int64_t AHEAD = 6144;             // bytes between the weights that are multiplied and those that are prefetched
 
 struct Weights {
     const char* panels;
@@ -54,7 +53,7 @@ struct Float32 {
     typedef float Row;
     typedef vf Sum;
     typedef vf Column;
-    static const int INPUTS = 1, BYTES = 4 * WIDTH, STREAMS = 4;
+    static const int INPUTS = 1, BYTES = 4 * WIDTH, STREAMS = LANES == 8 ? 2 : 4;
 
     INLINE void columns(const char* step, vf* all) {
         for (int v = 0; v < VECTORS; v++) all[v] = load_vector<vf>(step + 4 * LANES * v);
@@ -156,7 +155,7 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
         for (int p = 0; p < P; p++) {
             typename Kind::Column columns[VECTORS];
             Kind::columns(panel + p * bytes, columns);
-            if (!WIDE && R > 1) __builtin_prefetch(panel + p * bytes + AHEAD, 0, 3);
+            if (!WIDE || R == 1) __builtin_prefetch(panel + p * bytes + AHEAD, 0, 3);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 auto inputs = Kind::spread(row + r * rows.stride);
@@ -188,7 +187,7 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
 // read as one stream on CPUs that prefetch it better than several (STREAMS is 1).
 template <class Kind, class T, int R>
 static void tile(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, int64_t last, T* out) {
-    const int P = WIDE ? 1 : R == 1 ? Kind::STREAMS : R <= 3 && !std::is_base_of<Scaled, Kind>::value ? 2 : 1;
+    const int P = WIDE ? 1 : R == 1 ? Kind::STREAMS : R <= 2 && !std::is_base_of<Scaled, Kind>::value ? 2 : 1;
     int64_t p = first;
     for (; p + P <= last; p += P) product<Kind, T, R, P>(w, rows, i, p * WIDTH, out);
     for (; p < last; p++) product<Kind, T, R, 1>(w, rows, i, p * WIDTH, out);
