@@ -4,87 +4,110 @@
 enum Kind { SILU = 0, GELU = 1, QUICK_GELU = 2, TANH_GELU = 3, CLAMPED_SWIGLU = 4 };
 
 // 2^x for x up to 126, and 2^126 beyond; 0 below the smallest normal number. For NaN it is any of these.
-INLINE v16 bounded_exp2(v16 x) {
-    const v16 most = where_negative(126.f - x, splat(126.f), x);
-    return where_negative(x + 126.f, v16{}, normal_exp2(most));
+template <class V>
+INLINE V bounded_exp2(V x) {
+    const V most = splat<V>(126.f), y = normal_exp2(x < most ? x : most);
+    return x < -126.f ? V{} : y;
 }
 
 // 1 + exp(-x); the caller divides x by it, so that NaN stays NaN.
-INLINE v16 divisor(v16 x) { return bounded_exp2(x * -1.44269504f) + 1.f; }
+template <class V>
+INLINE V divisor(V x) { return bounded_exp2(x * -1.44269504f) + 1.f; }
 
 // x times the normal CDF of x, by the complementary error function of Abramowitz and Stegun 7.1.26.
-INLINE v16 gelu(v16 x) {
-    v16 z = (v16)((v16i)x & 0x7fffffff) * 0.70710678f, t = 1.f / (z * 0.3275911f + 1.f);
-    v16 y = t * 1.061405429f - 1.453152027f;
+template <class V>
+INLINE V gelu(V x) {
+    V z = (V)((typename IntegersOf<V>::Signed)x & 0x7fffffff) * 0.70710678f, t = 1.f / (z * 0.3275911f + 1.f);
+    V y = t * 1.061405429f - 1.453152027f;
     y = y * t + 1.421413741f;
     y = y * t - 0.284496736f;
     y = y * t + 0.254829592f;
-    v16 beyond = y * t * bounded_exp2(z * z * -1.44269504f) * x * 0.5f;
-    return where_negative(x + 0.f, beyond, x - beyond);  // -0 is not negative
+    const V beyond = y * t * bounded_exp2(z * z * -1.44269504f) * x * 0.5f;
+    return x < 0.f ? beyond : x - beyond;
 }
 
 // x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)), with u = sqrt(2 / pi) (x + 0.044715 x^3).
-INLINE v16 tanh_gelu(v16 x) { return x / divisor((x * x * x * 0.044715f + x) * 1.59576912f); }
+template <class V>
+INLINE V tanh_gelu(V x) { return x / divisor((x * x * x * 0.044715f + x) * 1.59576912f); }
 
 // quick_gelu rounds after each step, as published models do.
-template <class T>
-INLINE v16 activate(int kind, v16 x) {
-    if (kind == SILU) return x / divisor(x);
-    if (kind == GELU) return gelu(x);
-    if (kind == TANH_GELU) return tanh_gelu(x);
-    return rounded<T>(splat(1.f) / divisor(rounded<T>(x * 1.702f))) * x;
+template <Kind KIND, class T, class V>
+INLINE V activate(V x) {
+    if (KIND == SILU) return x / divisor(x);
+    if (KIND == GELU) return gelu(x);
+    if (KIND == TANH_GELU) return tanh_gelu(x);
+    return rounded<T>(splat<V>(1.f) / divisor(rounded<T>(x * 1.702f))) * x;
 }
 
-template <class T>
-INLINE void piece(int kind, const T* x, T* out, int64_t n) {
+template <Kind KIND, class V, class T>
+INLINE void piece(const T* x, T* out, int64_t n) {
+    const int64_t LANES = sizeof(V) / 4;
     int64_t d = 0;
-    for (; d + 16 <= n; d += 16) store(out + d, activate<T>(kind, load(x + d)));
-    if (d < n) store_part(out + d, activate<T>(kind, load_part(x + d, n - d)), n - d);
+    for (; d + LANES <= n; d += LANES) store<V>(out + d, activate<KIND, T>(load<V>(x + d)));
+    if (d < n) store_part(out + d, activate<KIND, T>(load_part<V>(x + d, n - d)), n - d);
 }
 
-INLINE void activation(int type, int kind, const char* x, char* out, int64_t first, int64_t last) {
-    if (type == FLOAT32)
-        piece(kind, (const float*)x + first, (float*)out + first, last - first);
-    else
-        piece(kind, (const bf16*)x + first, (bf16*)out + first, last - first);
-}
+template <Kind KIND>
+struct Activation {
+    template <class V>
+    static MEMBER void run(int type, const char* x, char* out, int64_t first, int64_t last) {
+        if (type == FLOAT32)
+            piece<KIND, V>((const float*)x + first, (float*)out + first, last - first);
+        else
+            piece<KIND, V>((const bf16*)x + first, (bf16*)out + first, last - first);
+    }
+};
 
 // activation(gate) is rounded before the product, as in published models.
-template <class T>
-INLINE v16 product(int kind, v16 gate, v16 up) {
-    if (kind == CLAMPED_SWIGLU) {
-        gate = gate > 7.f ? splat(7.f) : gate;
-        up = up > 7.f ? splat(7.f) : up < -7.f ? splat(-7.f) : up;
-        kind = QUICK_GELU, up += 1.f;
+template <Kind KIND, class T, class V>
+INLINE V product(V gate, V up) {
+    if (KIND == CLAMPED_SWIGLU) {
+        gate = gate > 7.f ? splat<V>(7.f) : gate;
+        up = (up > 7.f ? splat<V>(7.f) : up < -7.f ? splat<V>(-7.f) : up) + 1.f;
     }
-    return rounded<T>(activate<T>(kind, gate)) * up;
+    return rounded<T>(activate<KIND, T>(gate)) * up;
 }
 
-template <class T>
-INLINE void one_row(int kind, const T* gate, T* out, int64_t inner) {
+template <Kind KIND, class V, class T>
+INLINE void one_row(const T* gate, T* out, int64_t inner) {
     const T* up = gate + inner;
+    const int64_t LANES = sizeof(V) / 4;
     int64_t d = 0;
-    for (; d + 16 <= inner; d += 16) store(out + d, product<T>(kind, load(gate + d), load(up + d)));
+    for (; d + LANES <= inner; d += LANES) store<V>(out + d, product<KIND, T>(load<V>(gate + d), load<V>(up + d)));
     if (d < inner) {
         int64_t n = inner - d;
-        store_part(out + d, product<T>(kind, load_part(gate + d, n), load_part(up + d, n)), n);
+        store_part(out + d, product<KIND, T>(load_part<V>(gate + d, n), load_part<V>(up + d, n)), n);
     }
 }
 
-INLINE void gate(int type, int kind, const char* x, char* out, int64_t first, int64_t last, int64_t inner) {
-    for (int64_t i = first; i < last; i++) {
-        if (type == FLOAT32)
-            one_row(kind, (const float*)x + 2 * i * inner, (float*)out + i * inner, inner);
-        else
-            one_row(kind, (const bf16*)x + 2 * i * inner, (bf16*)out + i * inner, inner);
+template <Kind KIND>
+struct Gate {
+    template <class V>
+    static MEMBER void run(int type, const char* x, char* out, int64_t first, int64_t last, int64_t inner) {
+        for (int64_t i = first; i < last; i++) {
+            if (type == FLOAT32)
+                one_row<KIND, V>((const float*)x + 2 * i * inner, (float*)out + i * inner, inner);
+            else
+                one_row<KIND, V>((const bf16*)x + 2 * i * inner, (bf16*)out + i * inner, inner);
+        }
     }
+};
+
+// Call run_widest with the `Body` of an activation, so that the loops have no branches.
+template <template <Kind> class Body, class... Args>
+static void run_kind(int kind, Args... args) {
+    if (kind == SILU) return run_widest<Body<SILU>>(args...);
+    if (kind == GELU) return run_widest<Body<GELU>>(args...);
+    if (kind == QUICK_GELU) return run_widest<Body<QUICK_GELU>>(args...);
+    if (kind == TANH_GELU) return run_widest<Body<TANH_GELU>>(args...);
+    run_widest<Body<CLAMPED_SWIGLU>>(args...);
 }
 
 extern "C" void sensorium_activation(int type, int kind, const char* x, char* out, int64_t count, int threads) {
-    parallel_rows(threads, count, 1, [&](int64_t first, int64_t last) { run_best<activation>(type, kind, x, out, first, last); });
+    parallel_rows(threads, count, 1, [&](int64_t first, int64_t last) { run_kind<Activation>(kind, type, x, out, first, last); });
 }
 
 // x [rows, gate | up, inner] -> out [rows, inner].
 extern "C" void sensorium_gated(int type, int kind, const char* x, char* out, int64_t rows, int64_t inner, int threads) {
-    parallel_rows(threads, rows, inner, [&](int64_t first, int64_t last) { run_best<gate>(type, kind, x, out, first, last, inner); });
+    parallel_rows(threads, rows, inner, [&](int64_t first, int64_t last) { run_kind<Gate>(kind, type, x, out, first, last, inner); });
 }

@@ -59,6 +59,8 @@ static void run_best(Args... args) {
     body(args...);
 }
 
+typedef float v4 __attribute__((vector_size(16)));
+typedef float v8 __attribute__((vector_size(32)));
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
 typedef uint32_t v16u __attribute__((vector_size(64)));
@@ -70,7 +72,42 @@ struct bf16 {
 
 enum Type { FLOAT32 = 0, BFLOAT16 = 1 };
 
-INLINE v16 splat(float x) { return x - v16{}; }
+#ifdef __x86_64__
+template <class Body, class... Args>
+__attribute__((target(AVX2))) static void widest_avx2(Args... args) {
+    Body::template run<v8>(args...);
+}
+
+template <class Body, class... Args>
+__attribute__((target(AVX512))) static void widest_avx512(Args... args) {
+    Body::template run<v16>(args...);
+}
+#endif
+
+// Run the MEMBER function `Body::run<V>`, compiled for the level in use; V is a vector as wide as its registers. Compilers keep
+// wider vectors in memory, and an element that was written in parts cannot be forwarded to a read of the whole.
+template <class Body, class... Args>
+static void run_widest(Args... args) {
+#ifdef __x86_64__
+    if (sensorium_level >= LEVEL_AVX512) return widest_avx512<Body>(args...);
+    if (sensorium_level == LEVEL_AVX2) return widest_avx2<Body>(args...);
+#endif
+    Body::template run<v4>(args...);
+}
+
+// The integers of a vector of floats.
+template <class V>
+struct IntegersOf {
+    typedef int32_t Signed __attribute__((vector_size(sizeof(V))));
+    typedef uint32_t Unsigned __attribute__((vector_size(sizeof(V))));
+    typedef uint16_t Halves __attribute__((vector_size(sizeof(V))));
+    typedef uint16_t Half __attribute__((vector_size(sizeof(V) / 2)));
+};
+
+template <class V = v16>
+INLINE V splat(float x) {
+    return x - V{};
+}
 
 INLINE v16 load(const float* p) {
     v16 x;
@@ -86,43 +123,84 @@ INLINE v16 load(const bf16* p) {
 
 INLINE void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
 
-// Return a where the sign bit is set, else b. gcc compiles comparisons of v16 for AVX2 to scalar code, other operations to vectors.
-INLINE v16 where_negative(v16 sign, v16 a, v16 b) {
-    const v16i mask = (v16i)sign >> 31;
-    return (v16)(((v16i)a & mask) | ((v16i)b & ~mask));
-}
-
-// Round to the bits of bfloat16, in the upper half of each number: to nearest, ties to even; NaN stays NaN.
-INLINE v16u round_bits(v16 x) {
-    const v16u bits = (v16u)x;
-    const v16u is_nan = (v16u)((0x7f800000 - (v16i)(bits & 0x7fffffff)) >> 31);
-    return ((bits + 0x7fff + ((bits >> 16) & 1)) & ~is_nan) | (is_nan & 0x7fc00000);
-}
-
+// Round to nearest, ties to even; NaN stays NaN.
 INLINE void store(bf16* p, v16 x) {
-    v16h out = __builtin_convertvector(round_bits(x) >> 16, v16h);
+    v16u bits = (v16u)x;
+    const v16i is_nan = (0x7f800000 - (v16i)(bits & 0x7fffffff)) >> 31;
+    v16u rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    rounded = (rounded & ~(v16u)is_nan) | ((v16u)is_nan & 0x7fc0);
+    v16h out = __builtin_convertvector(rounded, v16h);
     memcpy(p, &out, sizeof out);
 }
 
-// Load or store the first n (< 16) elements; the others read as 0 and are not written.
-template <class T>
-INLINE v16 load_part(const T* p, int64_t n) {
-    T all[16] = {};
-    memcpy(all, p, n * sizeof(T));
-    return load(all);
+// The same for V of run_widest: shuffles and comparisons are single instructions there.
+template <class V>
+INLINE V load(const float* p) {
+    V x;
+    memcpy(&x, p, sizeof x);
+    return x;
 }
 
-template <class T>
-INLINE void store_part(T* p, v16 x, int64_t n) {
-    T all[16];
-    store(all, x);
+template <class V>
+INLINE V load(const bf16* p) {
+    typedef typename IntegersOf<V>::Half Half;
+    const Half none = {};
+    Half x;
+    memcpy(&x, p, sizeof x);
+    if constexpr (sizeof(V) == 64)
+        return (V)__builtin_shufflevector(none, x, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11,
+                                          27, 12, 28, 13, 29, 14, 30, 15, 31);
+    else if constexpr (sizeof(V) == 32)
+        return (V)__builtin_shufflevector(none, x, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    else
+        return (V)__builtin_shufflevector(none, x, 0, 4, 1, 5, 2, 6, 3, 7);
+}
+
+// Round to the bits of bfloat16, in the upper half of each number.
+template <class V>
+INLINE auto round_bits(V x) {
+    typedef typename IntegersOf<V>::Unsigned Unsigned;
+    const Unsigned bits = (Unsigned)x, rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    return x == x ? rounded : Unsigned{} + 0x7fc00000;
+}
+
+template <class V>
+INLINE void store(float* p, V x) {
+    memcpy(p, &x, sizeof x);
+}
+
+template <class V>
+INLINE void store(bf16* p, V x) {
+    const auto all = (typename IntegersOf<V>::Halves)round_bits(x);
+    typename IntegersOf<V>::Half out;
+    if constexpr (sizeof(V) == 64)
+        out = __builtin_shufflevector(all, all, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    else if constexpr (sizeof(V) == 32)
+        out = __builtin_shufflevector(all, all, 1, 3, 5, 7, 9, 11, 13, 15);
+    else
+        out = __builtin_shufflevector(all, all, 1, 3, 5, 7);
+    memcpy(p, &out, sizeof out);
+}
+
+// Load or store the first n elements, fewer than V has; the others read as 0 and are not written.
+template <class V = v16, class T>
+INLINE V load_part(const T* p, int64_t n) {
+    T all[sizeof(V) / 4] = {};
+    memcpy(all, p, n * sizeof(T));
+    return load<V>(all);
+}
+
+template <class T, class V>
+INLINE void store_part(T* p, V x, int64_t n) {
+    T all[sizeof(V) / 4];
+    store<V>(all, x);
     memcpy(p, all, n * sizeof(T));
 }
 
 // Round to T and back to float.
-template <class T>
-INLINE v16 rounded(v16 x) {
-    return sizeof(T) == sizeof(float) ? x : (v16)(round_bits(x) & 0xffff0000);
+template <class T, class V>
+INLINE V rounded(V x) {
+    return sizeof(T) == sizeof(float) ? x : (V)(round_bits(x) & 0xffff0000);
 }
 
 template <class V>
@@ -138,6 +216,20 @@ INLINE float sum(v16 x) {
         for (int i = 0; i < half; i++) part[i] += part[i + half];
     return part[0];
 }
+
+// 16 sums, of elements i, i + 16, ..., in as many registers as V needs.
+template <class V>
+struct Sums {
+    static const int PARTS = 16 * 4 / sizeof(V), LANES = sizeof(V) / 4;
+    V part[PARTS] = {};
+
+    MEMBER float total() const {
+        float all[16];
+#pragma GCC unroll 4
+        for (int p = 0; p < PARTS; p++) store(all + p * LANES, part[p]);
+        return sum(load(all));
+    }
+};
 
 INLINE float largest(v16 x) {
     typedef float v8 __attribute__((vector_size(32)));
