@@ -35,6 +35,7 @@ OPTIONAL = {
     "onnxruntime": "pip install 'sensorium[documents]'",
     "pillow-heif": "pip install 'sensorium[heif]'",
     "ray": "pip install 'sensorium[ray]'",
+    "redis": "pip install 'sensorium[redis]'",
     "sounddevice": "pip install 'sensorium[live]'",
     "matplotlib": "pip install 'sensorium[bench]'",
     "librosa": "pip install 'sensorium[test]'",

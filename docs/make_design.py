@@ -27,7 +27,7 @@ COMPONENTS = {
     "scheduler": "engine/scheduler<br>which requests compute how many tokens",
     "drafts": "engine/drafts<br>tokens that an answer may hold next",
     "worker": "engine/worker<br>batch, forward, sampling",
-    "connectors": "engine/connectors<br>tensors by content: memory, disk",
+    "connectors": "engine/connectors<br>tensors by content: memory, disk, peers, Redis",
     "kv_cache": "engine/kv_cache<br>blocks and their hashes",
     "messages": "engine/*.py<br>plain data: types, config, parameters",
     "models": "models<br>what a model computes",

@@ -419,7 +419,7 @@ def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> 
     return MultiModalSettings(
         config.media,
         config.limit_mm_per_prompt,
-        files.fingerprint,
+        files.processing_digest() if config.kv_transfer.is_shared else files.fingerprint,  # other engines have other folders
         core.row_bytes,
         getattr(torch, core.dtype),
         config.trust_uuid,

@@ -146,6 +146,11 @@ class ModelFiles:
             contents = list(pool.map(_file_digest, files))
         return digest("sensorium.content", self.config, names, contents)
 
+    def processing_digest(self) -> str:
+        """Return a hash of the JSON that says how items are processed. Copies of a checkpoint have the same one."""
+        files = self.processors
+        return digest("sensorium.processing", self.config, files.image, files.video, files.audio, files.generation)
+
     def stat_digest(self) -> str:
         """Return a hash of config.json and of what only a new write of a weight file gives: inode and time of its change.
 

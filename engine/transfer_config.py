@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..callers.errors import ConfigError, equals_one_of, hint, short_repr
 
 _MEMORY, _MULTI = "OffloadingConnector", "MultiConnector"
 _DISK = ("ExampleConnector", "SharedStorageConnector")  # vLLM's present and former name
-_CONNECTORS = (_MEMORY, *_DISK, _MULTI)
+_PEER, _REDIS = "PeerConnector", "RedisConnector"
+_CONNECTORS = (_MEMORY, *_DISK, _PEER, _REDIS, _MULTI)
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
 _FOLDER_BYTES = 64 << 30
 _OPTIONS = {  # connector -> keys of kv_connector_extra_config
     _MEMORY: ("cpu_bytes_to_use",),
     **dict.fromkeys(_DISK, ("shared_storage_path", "max_bytes")),
+    _PEER: ("listen", "peers", "token", "timeout_seconds"),
+    _REDIS: ("url", "timeout_seconds"),
     _MULTI: ("connectors",),
 }
+TOKEN_VARIABLE = "SENSORIUM_PEER_TOKEN"
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
 _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {  # accepted values, and why others are refused
     "kv_load_failure_policy": (("recompute",), "blocks that are missing, damaged or late are computed"),
     "kv_buffer_device": (("cpu",), "blocks are copied through the host's memory"),
@@ -36,6 +43,11 @@ class KVTransferOptions:
         saves, loads: blocks that are computed are saved, and blocks of prompts are looked up.
         memory_bytes: of the host's memory that keeps blocks; 0 for none.
         folder: of files that keep blocks, "" for none. folder_bytes: of its files, at most.
+        peers: "host:port" of engines that are asked for blocks.
+        listen: "host:port" where this engine serves blocks, "" for nowhere.
+        token: secret that peers share.
+        redis_url: of a Redis-compatible store, "" for none.
+        seconds: time limit of a request to a peer or a store.
     """
 
     saves: bool = True
@@ -43,10 +55,20 @@ class KVTransferOptions:
     memory_bytes: int = 0
     folder: str = ""
     folder_bytes: int = _FOLDER_BYTES
+    peers: tuple[str, ...] = ()
+    listen: str = ""
+    token: str = field(default="", repr=False)
+    redis_url: str = field(default="", repr=False)  # it may hold a password
+    seconds: float = 2.0
 
     def __bool__(self) -> bool:
         """Return whether there is a connector."""
-        return bool(self.memory_bytes or self.folder)
+        return bool(self.memory_bytes or self.folder or self.peers or self.redis_url)
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether other engines may read what this one saves, or this one what others have saved."""
+        return bool(self.folder or self.peers or self.listen or self.redis_url)
 
 
 def read_kv_transfer(options: object, offloading_gib: object) -> KVTransferOptions:
@@ -57,12 +79,13 @@ def read_kv_transfer(options: object, offloading_gib: object) -> KVTransferOptio
     """
     result = KVTransferOptions() if options is None else _read(options)
     if offloading_gib is None:
-        return result
+        return _check_served(result)
     is_number = isinstance(offloading_gib, int | float) and not isinstance(offloading_gib, bool)
     if not is_number or not 0 <= offloading_gib <= 1 << 20:  # type: ignore[operator]
         reason = f"<<param=>>{short_repr(offloading_gib)} must be a number of GiB, 0 or above"
         raise ConfigError(reason, param="kv_offloading_size", value=short_repr(offloading_gib))
-    return replace(result, memory_bytes=result.memory_bytes + int(offloading_gib * (1 << 30)))  # type: ignore[operator]
+    num_bytes = int(offloading_gib * (1 << 30))  # type: ignore[operator]
+    return _check_served(replace(result, memory_bytes=result.memory_bytes + num_bytes))
 
 
 def _read(options: object) -> KVTransferOptions:
@@ -83,6 +106,14 @@ def _read(options: object) -> KVTransferOptions:
     return _add(result, values.get("kv_connector"), values.get("kv_connector_extra_config", {}))
 
 
+def _check_served(options: KVTransferOptions) -> KVTransferOptions:
+    """Raise ConfigError if an engine should serve blocks that it does not keep."""
+    if options.listen and not (options.memory_bytes or options.folder):
+        reason = f"serves blocks that are kept here; add {_MEMORY} or {_DISK[0]}, or give <<kv_offloading_size>>"
+        raise _error(options.listen, reason, "listen")
+    return options
+
+
 def _add(result: KVTransferOptions, connector: object, extra: object) -> KVTransferOptions:
     """Add a connector with its options."""
     if not isinstance(connector, str) or connector not in _CONNECTORS:
@@ -97,6 +128,13 @@ def _add(result: KVTransferOptions, connector: object, extra: object) -> KVTrans
         return _add_several(result, extra.get("connectors"))
     if connector == _MEMORY:
         return replace(result, memory_bytes=_positive(extra.get("cpu_bytes_to_use"), "cpu_bytes_to_use"))
+    if connector == _PEER:
+        return _add_peers(result, extra)
+    if connector == _REDIS:
+        url = extra.get("url")
+        if not isinstance(url, str) or not re.match(r"(redis|rediss|unix)://", url):
+            raise _error("(hidden)", "must be a URL such as redis://host:6379/0", "url")
+        return replace(result, redis_url=url, seconds=_seconds(extra, result))
     path = extra.get("shared_storage_path")
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
         raise _error(path, "must be the path of a folder", "shared_storage_path")
@@ -113,6 +151,35 @@ def _add_several(result: KVTransferOptions, connectors: object) -> KVTransferOpt
     for part in connectors:
         result = _add(result, part.get("kv_connector"), part.get("kv_connector_extra_config", {}))
     return result
+
+
+def _add_peers(result: KVTransferOptions, extra: Mapping[str, Any]) -> KVTransferOptions:
+    listen, peers = extra.get("listen", ""), extra.get("peers", ())
+    if not isinstance(peers, list | tuple):
+        raise _error(peers, "must be a list of addresses, host:port", "peers")
+    token = extra.get("token", os.environ.get(TOKEN_VARIABLE, ""))
+    if not isinstance(token, str):
+        raise _error("(hidden)", "must be a text", "token")
+    for key, address in (("listen", listen), *(("peers", peer) for peer in peers)):
+        if (address or key == "peers") and not _is_address(address):
+            raise _error(address, "must be an address, host:port", key)
+    if listen and not token and not _LOOPBACK.fullmatch(listen.rpartition(":")[0]):
+        raise _error(listen, f"needs a token, because other machines reach it; set {TOKEN_VARIABLE}", "listen")
+    if not listen and not peers:
+        raise _error(dict.fromkeys(extra), "has neither listen nor peers", "kv_connector_extra_config")
+    return replace(result, listen=listen, peers=tuple(peers), token=token, seconds=_seconds(extra, result))
+
+
+def _seconds(extra: Mapping[str, Any], options: KVTransferOptions) -> float:
+    seconds = extra.get("timeout_seconds", options.seconds)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 3600:
+        raise _error(seconds, "must be a number of seconds above 0", "timeout_seconds")
+    return float(seconds)
+
+
+def _is_address(address: object) -> bool:
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    return match is not None and int(match[2]) < 1 << 16
 
 
 def _positive(value: object, key: str) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..stats import TransferStats
 from .interface import KEY, Connector
 from .packing import Specs, max_packed_bytes, pack, unpack
+from .peer_server import PeerServer
 
 QUEUE_BYTES = 256 << 20  # tensors that may wait to be written
 _CLOSE_SECONDS = 10.0  # how long tensors that wait to be written may delay the end of an engine
@@ -38,11 +39,20 @@ class TensorStore:
         kind: what the tensors are, such as "encoder rows", for warnings and statistics.
         namespace: 64 hex digits, a hash of everything that the tensors depend on besides their own hash.
         queue_bytes: bytes of tensors that may wait to be written; further ones are not kept.
+        server: gives other engines what the connectors have; it is closed with the store.
     """
 
-    def __init__(self, kind: str, namespace: str, connectors: Sequence[Connector], queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(
+        self,
+        kind: str,
+        namespace: str,
+        connectors: Sequence[Connector],
+        queue_bytes: int = QUEUE_BYTES,
+        server: PeerServer | None = None,
+    ) -> None:
         self.kind, self.namespace, self.connectors, self.queue_bytes = kind, namespace, tuple(connectors), queue_bytes
-        self._counts = {connector.name: Counter[str]() for connector in connectors}
+        self._server = server
+        self._counts = {connector.name: Counter[str]() for connector in connectors}  # several peers count together
         self._warned = set[str]()
         self._pending: dict[str, Mapping[str, Tensor]] = {}  # tensors that wait to be written, by key
         self._lock = threading.Lock()
@@ -124,9 +134,11 @@ class TensorStore:
             return True
 
     def close(self) -> None:
-        """Write what waits, for a while, and end the thread and the connectors. `put` must not be called afterwards."""
+        """Write what waits, for a while, and end threads, server and connectors. `put` must not be called afterwards."""
         self.flush(_CLOSE_SECONDS)
         self._writer.shutdown(wait=False, cancel_futures=True)
+        if self._server is not None:
+            self._server.close()
         for connector in self.connectors:
             connector.close()
 

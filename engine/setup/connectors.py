@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from ...callers.errors import ConfigError
 from ...mm.hashing import digest
 from ...models.interface import CacheSpec
 from ..config import EngineConfig
 from ..connectors.disk import DiskConnector
 from ..connectors.interface import Connector
 from ..connectors.memory import MemoryConnector
+from ..connectors.peer import PeerConnector
+from ..connectors.peer_server import PeerServer
+from ..connectors.redis_store import RedisConnector
 from ..connectors.tensor_store import TensorStore
+from ..transfer_config import KVTransferOptions
 from ..worker.encoder_store import versions
 
 _FORMAT = 1
+_LIBRARIES = ("av", "numpy", "opencv-python-headless", "pillow", "soundfile", "soxr")
+"""Distributions that decode and resize media; other versions may make other pixels."""
 
 
 def open_connectors(config: EngineConfig, content: str, specs: Sequence[CacheSpec], dtype: torch.dtype) -> TensorStore | None:
@@ -31,10 +39,34 @@ def open_connectors(config: EngineConfig, content: str, specs: Sequence[CacheSpe
         connectors.append(MemoryConnector(options.memory_bytes))
     if options.folder:
         connectors.append(DiskConnector(options.folder, options.folder_bytes))
+    kept = tuple(connectors)  # what this engine serves
+    connectors += [PeerConnector(peer, options.token, options.seconds) for peer in options.peers]
+    if options.redis_url:
+        connectors.append(RedisConnector(options.redis_url, options.seconds))
     if not connectors:
         return None
     layout = [str(spec) for spec in specs], config.block_size, config.kv_cache_dtype
-    inputs = config.media_device, dict(config.mm_processor_kwargs), config.trust_uuid
+    libraries = [_version(name) for name in _LIBRARIES]
+    inputs = config.media_device, dict(config.mm_processor_kwargs), config.trust_uuid, libraries
     model = content or os.urandom(32), config.quantization, config.batch_invariant, config.kernels
     namespace = digest("sensorium.kv", _FORMAT, *layout, *inputs, *model, *versions(config.torch_device, dtype))
-    return TensorStore("KV blocks", namespace, connectors)
+    return TensorStore("KV blocks", namespace, connectors, server=_serve(kept, options))
+
+
+def _version(distribution: str) -> str:
+    """Return the version of a distribution, "" if another one has its modules."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _serve(connectors: Sequence[Connector], options: KVTransferOptions) -> PeerServer | None:
+    """Start the server of an engine's blocks, if its options ask for one."""
+    if not options.listen:
+        return None
+    try:
+        return PeerServer(connectors, options.listen, options.token)
+    except OSError as error:
+        reason = f"<<param>>['listen']={options.listen!r} cannot be used ({error.strerror or error}); give another port"
+        raise ConfigError(reason, param="kv_transfer_config") from None

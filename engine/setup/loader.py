@@ -43,6 +43,7 @@ from .model_source import ModelSource, computing_dtype
 from .resolve import describe_dtype, resolve_engine
 from .warm_up import encode_small_items
 
+SAVE_SECONDS = 2.0  # how long a step of a producer waits for the connectors
 _log = logging.getLogger(__name__)
 
 
@@ -86,7 +87,7 @@ def load_engine(
         _make_folder("encoder_cache_dir", folder)
         _make_folder("packed_cache_dir", config.packed_cache_dir)
         _make_folder("kv_transfer_config", config.kv_transfer.folder or None)
-        is_shared = folder is not None or config.kv_transfer.folder
+        is_shared = folder is not None or config.kv_transfer.is_shared
         content = files.content_digest() if is_shared else ""  # what is on disk may outlive this checkpoint
         fingerprint = digest("sensorium.encoder", content, config.quantization, config.media_device)
         store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
@@ -202,6 +203,8 @@ def build_core(
     if options.connectors is not None:
         scheduler.use_connectors(transfer.saves, transfer.loads)
     runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store, options)
+    if runner.kv_blocks is not None and not transfer.loads:
+        runner.kv_blocks.save_seconds = SAVE_SECONDS
     executor = LocalExecutor(runner, source)
     info = executor.describe(limits.max_model_len, limits.max_num_seqs)
     return EngineCore(scheduler, executor, replace(info, scheduling_policy=config.scheduling_policy))

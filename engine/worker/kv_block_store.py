@@ -44,9 +44,11 @@ class KVBlockStore:
 
     Attributes:
         load_seconds: how long a prompt waits for its blocks; it then goes on with those that are there.
+        save_seconds: how long a step waits until the blocks that it has computed are written. A producer waits, so that other
+            engines find the blocks of a prompt once it has been answered.
     """
 
-    load_seconds = LOAD_SECONDS
+    load_seconds, save_seconds = LOAD_SECONDS, 0.0
 
     def __init__(self, store: TensorStore, groups: Sequence[CacheGroup], block_size: int) -> None:
         self.store, self._groups, self._block_size = store, groups, block_size
@@ -101,6 +103,8 @@ class KVBlockStore:
             layers = torch.stack([caches[layer].index_select(dim, ids) for layer in group.layers]).cpu()
             for block, content in zip(own, layers.unbind(dim + 1), strict=True):
                 self.store.put(_name(block.hash, number), {_BLOCK: content})
+        if blocks and self.save_seconds:
+            self.store.flush(self.save_seconds)
 
     def _place(self, caches: Sequence[Tensor], load: _BlockLoad, blocks: Sequence[KVBlock]) -> None:
         """Fill blocks with what a lookup has read."""

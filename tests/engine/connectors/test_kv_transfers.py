@@ -10,6 +10,8 @@ import pytest
 import torch
 from sensorium.engine.connectors.disk import DiskConnector
 from sensorium.engine.connectors.memory import MemoryConnector
+from sensorium.engine.connectors.peer import PeerConnector
+from sensorium.engine.connectors.peer_server import PeerServer
 from sensorium.engine.connectors.tensor_store import TensorStore
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.hashing import digest
@@ -146,6 +148,36 @@ def test_random_histories_give_the_same_tokens(toy, kind, seed):
         return tokens
 
     assert play(connectors=make_store(MemoryConnector(1 << 16))) == play(caching=False)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_decode_engine_gets_what_a_prefill_engine_has_computed(toy, kind):
+    """The consumer finds a prompt's blocks as soon as the producer has answered; without the producer, it computes."""
+    model = toy.ToyModel(**MODELS[kind])
+    prompts = [toy.random_prompt(str(i), 40, seed=i, max_tokens=8) for i in range(4)]
+    if kind == "cross":
+        prompts = [replace(prompt, cross=(toy.item(0, 5, i),)) for i, prompt in enumerate(prompts)]
+    memory = MemoryConnector(1 << 24)
+    server = PeerServer([memory], "127.0.0.1:0", "secret")
+    producer = toy.make_core(model=model, connectors=make_store(memory))
+    producer.executor.runner.kv_blocks.save_seconds = 60.0
+    connectors = [MemoryConnector(1 << 24), PeerConnector(f"127.0.0.1:{server.port}", "secret", 20.0)]
+    store = make_store(*connectors)
+    consumer = toy.make_core(model=model, connectors=store)
+    for prompt in prompts[:3]:
+        run(toy, producer, replace(prompt, params=replace(prompt.params, max_tokens=1)))
+        answer, cached = run(toy, consumer, prompt)
+        assert answer == toy.alone(prompt, model=model)[0]
+        assert cached > 30
+    hits = stats_of(store, "peer").hits
+    assert hits > 0
+    server.close()
+    answer, cached = run(toy, consumer, prompts[3])
+    assert (answer, cached) == (toy.alone(prompts[3], model=model)[0], 0)
+    assert stats_of(store, "peer").failed > 0
+    assert stats_of(store, "peer").hits == hits
+    store.close()
+    producer.close()
 
 
 class Faulty(MemoryConnector):

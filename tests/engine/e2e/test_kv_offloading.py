@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from hostile import MODEL, asked, make_image
 from sensorium import LLM, SamplingParams
 from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine.config import make_config
+from sensorium.engine.transfer_config import TOKEN_VARIABLE
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.9, max_tokens=6, ignore_eos=True, seed=3)
@@ -69,6 +72,30 @@ def test_a_later_engine_reads_blocks_from_disk_and_refuses_damaged_ones(expected
         assert stats.damaged > 0
 
 
+def test_prefill_and_decode_engines_with_copies_of_a_checkpoint(expected: list[Any], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    copy = shutil.copytree(MODEL, tmp_path / "copy", copy_function=shutil.copyfile)
+    peer = {"kv_connector": "PeerConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"listen": address}}
+    prefill = LLM(MODEL, kv_transfer_config=peer, kv_offloading_size=0.1, **SMALL)
+    peer = peer | {"kv_role": "kv_consumer", "kv_connector_extra_config": {"peers": [address], "timeout_seconds": 30}}
+    with LLM(copy, kv_transfer_config=peer, **SMALL) as decode:
+        with prefill:
+            with pytest.raises(ConfigError) as caught:
+                LLM(MODEL, kv_transfer_config=prefill.engine.config.kv_transfer_config, kv_offloading_size=0.1, **SMALL)
+            assert caught.value.info.param == "kv_transfer_config"  # the port is in use
+            prefill.generate(PROMPTS[:2], SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
+            tokens, cached = answers(decode, PROMPTS[:2])
+            assert tokens == [part[:2] for part in expected]
+            assert cached > 100
+        decode.reset_prefix_cache()
+        assert answers(decode) == (expected, 0)
+        (stats,) = decode.stats.transfers
+        assert (stats.connector, stats.damaged) == ("peer", 0)
+        assert stats.hits > 0
+        assert stats.failed > 0
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
@@ -102,6 +129,39 @@ def test_what_cannot_be_honoured_is_refused_by_name(options: dict[str, Any], par
     with pytest.raises(ConfigError) as caught:
         make_config("m", options)
     assert caught.value.info.param == param
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"listen": "0.0.0.0:9000"},  # other machines reach it, and there is no token
+        {"listen": "127.0.0.1:9000"},  # nothing to serve
+        {"listen": 9000},
+        {"peers": "127.0.0.1:9000"},
+        {"peers": ["127.0.0.1"]},
+        {"peers": ["127.0.0.1:99999"]},
+        {"peers": ["h:1"], "token": 5},
+        {"peers": ["h:1"], "timeout_seconds": 0},
+        {"peer": ["h:1"]},
+    ],
+)
+def test_peers_are_checked(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    config = {"kv_connector": "PeerConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    with pytest.raises(ConfigError) as caught:
+        make_config("m", {"kv_transfer_config": config})
+    assert caught.value.info.param == "kv_transfer_config"
+    assert "secret" not in str(caught.value)
+
+
+def test_the_token_comes_from_the_options_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    config = {"kv_connector": "PeerConnector", "kv_role": "kv_producer"}
+    config |= {"kv_connector_extra_config": {"listen": "0.0.0.0:9000", "timeout_seconds": 5}}
+    options = make_config("m", {"kv_transfer_config": config, "kv_offloading_size": 1}).kv_transfer
+    assert (options.token, options.listen, options.seconds) == ("secret", "0.0.0.0:9000", 5.0)
+    assert "secret" not in repr(options)
 
 
 def test_several_connectors_and_none() -> None:

@@ -1,0 +1,254 @@
+"""A peer server and its clients: what arrives is what was kept, and hostile or dead peers cost a time limit at most."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+
+import pytest
+import torch
+from sensorium.engine.connectors import backoff, peer_server, wire
+from sensorium.engine.connectors.backoff import Backoff
+from sensorium.engine.connectors.memory import MemoryConnector
+from sensorium.engine.connectors.packing import PackedSpec, pack
+from sensorium.engine.connectors.peer import PeerConnector
+from sensorium.engine.connectors.peer_server import PeerServer
+from sensorium.engine.connectors.tensor_store import TensorStore
+from sensorium.engine.connectors.wire import GREETING, NONCE_BYTES, PROOF_BYTES, PeerError, Status, response_parts
+from sensorium.mm.hashing import digest
+
+NAMESPACE = digest("test")
+TENSOR = torch.arange(6.0).view(2, 3)
+SPECS = {"block": PackedSpec((2, 3), torch.float32)}
+
+
+def name_of(i: int) -> str:
+    return f"{digest('name', i)}.0"
+
+
+def key_of(i: int) -> str:
+    return f"{NAMESPACE}/{name_of(i)}"
+
+
+@contextmanager
+def serving(token: str = "", **options) -> Iterator[tuple[MemoryConnector, str]]:
+    memory = MemoryConnector(1 << 20)
+    server = PeerServer([memory], "127.0.0.1:0", token, **options)
+    try:
+        yield memory, f"127.0.0.1:{server.port}"
+    finally:
+        server.close()
+        names = ("sensorium-peer", "sensorium-peer-server")
+        assert not [thread for thread in threading.enumerate() if thread.name in names]
+
+
+def test_what_was_put_is_found():
+    with serving("secret") as (memory, address):
+        client = PeerConnector(address, "secret")
+        data = pack(key_of(0), {"block": TENSOR})
+        assert client.get(key_of(0), 1 << 20) is None
+        assert client.put(key_of(0), data)
+        assert memory.get(key_of(0), 1 << 20) == data == client.get(key_of(0), 1 << 20)
+        assert client.contains([key_of(0), key_of(1)]) == {key_of(0)}
+        assert client.contains([]) == set()
+        assert not client.put(key_of(1), bytes(1 << 20))  # more than the server keeps
+        memory.put(key_of(2), bytes(5000))
+        with pytest.raises(ValueError, match="more than"):
+            client.get(key_of(2), 2000)
+        client.close()
+
+
+def test_tensors_come_from_a_peer_and_stay_in_memory():
+    with serving() as (memory, address):
+        memory.put(key_of(0), pack(key_of(0), {"block": TENSOR}))
+        near = MemoryConnector(1 << 20)
+        store = TensorStore("KV blocks", NAMESPACE, [near, PeerConnector(address)])
+        found = store.get(name_of(0), SPECS)
+        assert found.source == "peer"
+        assert torch.equal(found.tensors["block"], TENSOR)
+        assert store.get(name_of(0), SPECS).source == "memory"
+        store.put(name_of(1), {"block": TENSOR + 1})
+        store.flush()
+        assert memory.contains([key_of(1)])
+        store.close()
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "secret "])
+def test_a_client_without_the_token_gets_nothing(token):
+    with serving("secret") as (memory, address):
+        memory.put(key_of(0), b"data")
+        with pytest.raises(PeerError):
+            PeerConnector(address, token).get(key_of(0), 100)
+
+
+@pytest.mark.parametrize("key", ["x", "../../etc/passwd", f"{NAMESPACE}/../{NAMESPACE}", f"{NAMESPACE}/{digest('a')}.0/x"])
+def test_malformed_keys_are_refused(key):
+    with serving() as (_, address), closing(PeerConnector(address)) as client:
+        for ask in (lambda: client.get(key, 100), lambda: client.put(key, b""), lambda: client.contains([key])):
+            with pytest.raises(PeerError, match="malformed"):
+                ask()
+        assert client.get(key_of(0), 100) is None  # the connection goes on
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(100),
+        b"\xff" * 13,
+        wire._REQUEST.pack(1, 1 << 31, 0),
+        wire._REQUEST.pack(2, 2, 1 << 62) + b"ab",
+        wire._REQUEST.pack(9, 2, 0) + b"ab",
+        wire._REQUEST.pack(1, 2, 0) + b"\xff\xfe",
+        os.urandom(5000),
+    ],
+)
+@pytest.mark.parametrize("knows_token", [False, True])
+def test_a_hostile_client_is_disconnected_and_others_are_served(message, knows_token):
+    with serving("secret") as (memory, address):
+        memory.put(key_of(0), b"data")
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 10) as connection:
+            greeting = wire.receive(connection, len(GREETING) + NONCE_BYTES, time.monotonic() + 10)
+            if knows_token:
+                connection.sendall(wire.proof_of("secret", bytes(greeting[len(GREETING) :])))
+            with suppress(OSError):  # the server may disconnect at any time
+                connection.sendall(message)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1 << 16):
+                    pass
+        with closing(PeerConnector(address, "secret", 20.0)) as client:
+            assert client.get(key_of(0), 100) == b"data"
+
+
+def test_a_slow_request_ends_and_connections_are_limited(monkeypatch):
+    monkeypatch.setattr(peer_server, "MAX_CONNECTIONS", 2)
+    with serving(seconds=0.2) as (_, address):
+        port = int(address.rpartition(":")[2])
+        slow = socket.create_connection(("127.0.0.1", port), 10)
+        greeting = wire.receive(slow, len(GREETING) + NONCE_BYTES, time.monotonic() + 10)
+        slow.sendall(wire.proof_of("", bytes(greeting[len(GREETING) :])) + wire._REQUEST.pack(2, 200, 200))
+        assert slow.recv(1) == b""  # closed after 0.2 s, though it is open on this side
+        with socket.create_connection(("127.0.0.1", port), 10) as first:
+            assert first.recv(1)
+            connect = partial(socket.create_connection, ("127.0.0.1", port), 10)
+            with connect() as second, connect() as third:
+                assert second.recv(1)
+                assert third.recv(1) == b""
+        slow.close()
+
+
+@contextmanager
+def hostile_server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Accept clients, greet them, read their first request, and answer as the argument does."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+    connections = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connections.append(connection)
+            try:
+                connection.sendall(GREETING + bytes(NONCE_BYTES))
+                wire.receive(connection, PROOF_BYTES, time.monotonic() + 10)
+                wire.receive_request(connection, time.monotonic() + 10, 10, 1 << 20)
+                answer(connection)
+            except OSError:
+                continue
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        ended.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        for connection in connections:
+            connection.close()
+        thread.join()
+
+
+GOOD = b"".join(response_parts(Status.OK, pack(key_of(0), {"block": TENSOR})))
+
+
+def drip(connection: socket.socket) -> None:
+    for byte in GOOD:
+        connection.sendall(bytes([byte]))
+        time.sleep(0.02)
+
+
+ANSWERS = {
+    "nothing": (lambda connection: None, "failed"),
+    "drip": (drip, "failed"),
+    "dies": (lambda connection: (connection.sendall(GOOD[:-20]), connection.close()), "failed"),
+    "half open": (lambda connection: connection.sendall(GOOD[:-20]), "failed"),
+    "status": (lambda connection: connection.sendall(b"\x09" + GOOD[1:]), "failed"),
+    "flipped": (lambda connection: connection.sendall(GOOD[:-1] + b"\x00"), "damaged"),
+    "another": (
+        lambda connection: connection.sendall(b"".join(response_parts(Status.OK, pack(key_of(1), {"block": TENSOR})))),
+        "damaged",
+    ),
+    "other tensors": (
+        lambda connection: connection.sendall(b"".join(response_parts(Status.OK, pack(key_of(0), {"block": TENSOR[:1]})))),
+        "damaged",
+    ),
+    "too long": (lambda connection: connection.sendall(wire._RESPONSE.pack(0, 1 << 60)), "damaged"),
+    "text": (lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n"), "failed"),
+    "pickle": (lambda connection: connection.sendall(b"".join(response_parts(Status.OK, b"\x80\x04K\x01."))), "damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_wrong_short_or_late_answer_is_never_served(kind):
+    answer, counted = ANSWERS[kind]
+    with hostile_server(answer) as address:
+        store = TensorStore("KV blocks", NAMESPACE, [PeerConnector(address, seconds=0.3)])
+        assert store.get(name_of(0), SPECS) is None
+        (stats,) = store.stats
+        if kind == "text":  # "H" is no status
+            assert stats.failed == 1
+        assert getattr(stats, counted) == 1
+        assert stats.hits == 0
+        store.close()
+
+
+def test_a_dead_peer_costs_one_time_limit(monkeypatch):
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # nobody accepts
+        client = PeerConnector(f"127.0.0.1:{listener.getsockname()[1]}", seconds=0.1)
+        connect = client._connect
+        monkeypatch.setattr(client, "_connect", lambda deadline: asked.append(1) or connect(deadline))
+        for _ in range(20):
+            with pytest.raises(ConnectionError if asked else PeerError):
+                client.get(key_of(0), 100)
+        assert len(asked) == 1
+        client._backoff = Backoff()
+        with pytest.raises(PeerError):
+            client.get(key_of(0), 100)
+        assert len(asked) == 2
+    with pytest.raises(PeerError):
+        PeerConnector("127.0.0.1:1", seconds=0.5).contains([key_of(0)])
+
+
+def test_a_server_that_was_restarted_is_found_again(monkeypatch):
+    monkeypatch.setattr(backoff, "RETRY_SECONDS", 0.0)
+    with serving() as (memory, address):
+        memory.put(key_of(0), b"data")
+        client = PeerConnector(address)
+        assert client.get(key_of(0), 100) == b"data"
+    with pytest.raises(PeerError):
+        client.get(key_of(0), 100)
+    server = PeerServer([memory], address)
+    assert client.get(key_of(0), 100) == b"data"
+    server.close()
+    client.close()
