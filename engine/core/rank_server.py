@@ -70,6 +70,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # also ends it while a signal has stopped it
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    end_with_parent(connection.fileno(), seconds=0)  # it may have ended before the signal was set
     threading.Thread(target=end_with_parent, args=(connection.fileno(),), daemon=True).start()
     channel = Channel(connection)
     executor: Executor | None = None

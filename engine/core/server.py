@@ -60,12 +60,15 @@ def _described(error: BaseException) -> tuple[str, tuple[Any, ...], dict[str, An
     return type(error).__name__, (str(error),), {}
 
 
-def end_with_parent(descriptor: int) -> None:
-    """End this process as soon as the other side of the pipe is closed, even during a step. Runs in a thread."""
+def end_with_parent(descriptor: int, seconds: float | None = None) -> None:
+    """End this process as soon as the other side of the pipe is closed, even during a step. Runs in a thread.
+
+    `seconds`: return if the other side is open so long; None: wait for ever.
+    """
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
-    poll.poll()
-    os._exit(1)
+    if poll.poll(None if seconds is None else 1000 * seconds):
+        os._exit(1)
 
 
 class _Server:

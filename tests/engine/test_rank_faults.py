@@ -54,6 +54,7 @@ def test_random_kills(kills: int, split: dict[str, Any], tmp_path: Path, monkeyp
     with LLM(MODEL, **OPTIONS, **split, engine_restarts=3 * kills) as llm, ThreadPoolExecutor(1) as pool:
         whole = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, LONG_ANSWER, use_tqdm=False)]
         for _ in range(kills):
+            wait_until(lambda: state_of(llm.engine.loop.core.pid) not in "ZX")  # the next one may not have been started yet
             deaths, pids = llm.engine.loop.num_deaths, ranks_of(llm)
             seen |= set(pids)
             answered = pool.submit(llm.generate, PROMPTS, LONG_ANSWER, use_tqdm=False)
