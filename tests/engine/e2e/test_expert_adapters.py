@@ -16,6 +16,7 @@ from lora import Matrices, compare, hook, logprobs, matrices, write
 from parity import ROWS, LoadedModels, greedy, make_llm
 from sensorium import LLM
 from sensorium.callers.errors import CheckpointError
+from sensorium.models.layers import moe
 
 pytestmark = pytest.mark.in_process
 
@@ -286,6 +287,29 @@ def test_other_matrices_of_several_experts_are_refused_by_name(llm: LLM, tmp_pat
     with pytest.raises(CheckpointError, match=re.escape(named)):
         llm.load_adapter("wrong", write(tmp_path / "wrong", "", {}, more=tensors, **settings))
     assert llm.list_adapters() == before
+
+
+def test_stacked_experts_are_refused_by_name(world: LoadedModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where all experts are multiplied at once. Other layers of such a model take adapters."""
+    monkeypatch.setattr(moe, "backend", lambda op, *_: "triton" if op == "moe" else "torch")
+    row, base = ROWS["text-qwen3_moe"], world.folder("text-qwen3_moe")
+    model, _ = row.load(base)
+    attention = write(tmp_path / "attention", str(base), matrices(model, r"o_proj$"))
+    experts = write(tmp_path / "experts", str(base), change_experts(model, 1.0))
+    shapes = {"A": (E * RANK, H), "B": (2 * W, E * RANK)}
+    more = {
+        f"base_model.model.{EXPERTS}.base_layer.lora_{letter}.weight": torch.ones(shape) for letter, shape in shapes.items()
+    }
+    more |= {f"base_model.model.{EXPERTS}.lora_A.weight": torch.ones(E * RANK, W)}
+    more |= {f"base_model.model.{EXPERTS}.lora_B.weight": torch.ones(H, E * RANK)}
+    parameters = ["experts.gate_up_proj", "experts.down_proj"]
+    both = write(tmp_path / "both", str(base), {}, more=more, target_parameters=parameters)
+    with make_llm(row, base, enable_lora=True) as llm:
+        llm.load_adapter("attention", attention)
+        for folder in (experts, both):
+            with pytest.raises(CheckpointError, match=re.escape(EXPERTS)):
+                llm.load_adapter("wrong", folder)
+        assert [info.name for info in llm.list_adapters()] == ["attention"]
 
 
 @pytest.mark.parametrize("name", ["text-qwen3_moe", "qwen3_5_moe"])

@@ -89,6 +89,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"max_num_batched_tokens": 64, "enable_prefix_caching": True},
     {"speculative_config": {"method": "suffix", "num_speculative_tokens": 3}},
     {"tensor_parallel_size": 2},
+    {"kv_offloading_size": 0.01, "block_size": 4},
 ]
 
 
