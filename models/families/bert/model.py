@@ -78,10 +78,11 @@ def distance_buckets(length: int, buckets: int, device: torch.device) -> Tensor:
 class BertEncoder(TensorModule):
     """ForwardBatch -> hidden states `[rows, hidden]`.
 
-    `pairs`: prompts may be pairs of texts, with token type 1 in the second.
+    `pairs`: prompts may be pairs of texts, with token type 1 in the second. `absent`: as in Decoder; one rank holds all layers.
     """
 
     pairs = False
+    absent: frozenset[str] = frozenset()
 
     def __init__(
         self, spec: DecoderSpec, layout: BertLayout, text: Mapping[str, Any], dtype: torch.dtype, device: torch.device

@@ -38,7 +38,7 @@ class KananaV(DecoderModel):
     """A model of images."""
 
     prefixes = (("vision_model.", "visual."), ("abstractor.", "abstractor."), *TEXT_PREFIXES)
-    ignored = ("abstractor.eos_tokens",)
+    ignored: tuple[str, ...] = ("abstractor.eos_tokens",)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         vision = {**_VISION, **require(config, "vision_config")}
