@@ -31,10 +31,10 @@ class SliceTiles:
         check_size(height, width)
         grid = self.arrangement(height, width)
         if grid is None:
-            return CropPlan((TiledView((Resize.to(self._resized(height, width, self.enlarges)),)),))
-        whole = TiledView((Resize.to(self._resized(height, width, False)),))
+            return CropPlan((TiledView((Resize.to(self.fitted(height, width, self.enlarges)),)),))
+        whole = TiledView((Resize.to(self.fitted(height, width, False)),))
         tall, wide = (nearest_multiple(side, parts) / parts for side, parts in zip((height, width), grid, strict=True))
-        slice_size = self._resized(tall, wide, True)
+        slice_size = self.fitted(tall, wide, True)
         cut = TiledView((Resize(slice_size[0] * grid[0], slice_size[1] * grid[1]),), rows=grid[0], columns=grid[1])
         return CropPlan((whole, cut), grid)
 
@@ -52,7 +52,8 @@ class SliceTiles:
         """Return the limit on the patches of a view for models that make any view the same number of rows."""
         return 5 * (self.side // patch) ** 2 // 4
 
-    def _resized(self, height: float, width: float, enlarge: bool) -> Size:
+    def fitted(self, height: float, width: float, enlarge: bool) -> Size:
+        """Return (height, width) of a view of about `side` x `side` pixels. `enlarge`: a smaller one does not keep its size."""
         if enlarge or height * width > self.side**2:
             ratio = width / height
             height = int(self.side / math.sqrt(ratio))

@@ -106,7 +106,12 @@ OCR = replace(
     V46,
     name="minicpm_ocr",
     build=partial(build, kind="MiniCPMOcr", upsize="never"),
-    variants={"tied": {"tie": True}, "4x": {"mode": "4x"}, "4x, enlarged": {"mode": "4x", "upsize": "always"}},
+    variants={
+        "tied": {"tie": True},
+        "4x": {"mode": "4x"},
+        "4x, enlarged": {"mode": "4x", "upsize": "always"},
+        "4x, by letters": {"mode": "4x", "upsize": "adaptive"},
+    },
 )
 V47 = replace(
     V46,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from math import prod
+from typing import Any, Self
 
 import torch
 
-from ....callers.errors import ConfigError, InputError
+from ....callers.errors import ConfigError, InputError, short_repr
 from ....kernels.pixels.layout import PatchLayout
 from ....mm.embeddings import ROWS
 from ....mm.fields import BatchedField, FieldElem, FlatField, SharedField
@@ -31,6 +33,7 @@ from ....processors.interface import Span
 from ....processors.mel import MelSpec, log_mel, read_mel_spec
 from ....processors.options import MAX_TILES, TIME_KWARGS, check_value, is_low_detail
 from ....processors.spans import Piece, build_span
+from .letters import plan_by_letters
 from .rules import on_canvas
 
 _SLICES = (*TILE_KWARGS, "max_slice_nums", "slice_mode", "use_image_id")
@@ -218,17 +221,65 @@ class MiniCPMV47ProcessingInfo(MiniCPMV46ProcessingInfo):
 
 
 class MiniCPMOcrProcessingInfo(MiniCPMV46ProcessingInfo):
-    """ProcessingInfo of MiniCPM-OCR: MiniCPM-V 4.6 with more rows, which may keep the size of small images."""
+    """ProcessingInfo of MiniCPM-OCR: MiniCPM-V 4.6 with more rows, which may keep the size of small images.
+
+    With `small_image_upsize="adaptive"`, sizes follow the letters of a decoded image, and the `times` of one that is cut are
+    the rows of each view; until then the number of rows is an upper bound. `by_letters`: the views of a decoded image.
+    """
 
     downsample_mode = "4x"
+    by_letters: CropPlan | None = None
 
     def resolve_spec(self, modality: str) -> SliceSpec:
         spec = super().resolve_spec(modality)
         upsize = self.files.image.get("small_image_upsize", "always") if modality == "image" else "always"
-        if upsize not in ("always", "never"):
-            reason = '"adaptive" needs the sizes of letters in the image' if upsize == "adaptive" else "it is unknown"
-            raise ConfigError(f'small_image_upsize is {upsize!r} in the preprocessor JSON; {reason}; set "always" or "never"')
-        return replace(spec, tiling=replace(spec.tiling, enlarges=upsize == "always"))
+        if upsize not in ("always", "never", "adaptive"):
+            names = '"always", "never" or "adaptive"'
+            raise ConfigError(f"small_image_upsize is {short_repr(upsize)} in the preprocessor JSON; give {names}")
+        return replace(spec, tiling=replace(spec.tiling, enlarges=upsize != "never"))
+
+    @property
+    def adapts(self) -> bool:
+        """True if sizes follow the letters of an image."""
+        return bool(self.files.image.get("small_image_upsize") == "adaptive")
+
+    def is_exact(self, header: MediaHeader) -> bool:
+        return header.exact and (header.modality != "image" or not self.adapts or self.by_letters is not None)
+
+    def for_item(self, item: MediaItem) -> Self:
+        """Return a copy that knows the views of an image."""
+        if not isinstance(item, ImageItem) or not self.adapts:
+            return self
+        settled = copy(self)
+        settled.by_letters = plan_by_letters(item.pixels, self.specs["image"].tiling)
+        return settled
+
+    def plan(self, header: MediaHeader) -> CropPlan:
+        if header.modality == "image" and self.by_letters is not None:
+            return self.by_letters
+        plan = super().plan(header)
+        if header.modality != "image" or not self.adapts or plan.tiles != (0, 0):
+            return plan
+        kept: CropPlan = replace(self.specs["image"].tiling, enlarges=False).plan(*header.size)
+        return max(plan, kept, key=lambda one: prod(one.views[0].tile_size))
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        grid = super().geometry(header)
+        if header.modality != "image" or self.by_letters is None or grid.tiles == (0, 0):
+            return grid
+        rows = self.view_rows(self.specs["image"], self.by_letters)
+        return replace(grid, times=tuple(map(float, rows)), extra=sum(rows) - prod(grid.merged))
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        if modality != "image" or not geometry.times:
+            return super().span(modality, geometry)
+        start, end, slice_start, slice_end = ((token,) for token in self.tags.values())
+        whole, *slices = (int(rows) for rows in geometry.times)
+        pieces: list[Piece] = [start, whole, end]
+        for number, rows in enumerate(slices):
+            pieces += [self.encode("\n")] if number and number % geometry.tiles[1] == 0 else []
+            pieces += [slice_start, rows, slice_end]
+        return build_span(pieces, self.row_token(modality))
 
 
 class MiniCPMVProcessingInfo(SlicesInfo):

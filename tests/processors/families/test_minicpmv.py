@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from oracle import ensure_torchvision, small_tokenizer
+from PIL import Image, ImageDraw, ImageFont
 from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.geometry import sample_indices
-from sensorium.mm.types import FramePlan, MediaHeader
+from sensorium.mm.types import FramePlan, ImageItem, MediaHeader
 from sensorium.models.families.minicpmv.processing import (
     MiniCPMOcrProcessingInfo,
     MiniCPMV46ProcessingInfo,
@@ -63,8 +67,76 @@ def test_sizes_of_small_images_of_minicpm_ocr():
     assert enlarged.geometry(small).num_embeds > 200
     assert kept.geometry(large) == enlarged.geometry(large)
     assert kept.specs["video"] == enlarged.specs["video"]
-    with pytest.raises(ConfigError, match=r"'adaptive' in the preprocessor JSON; .* needs the sizes of letters"):
-        MiniCPMOcrProcessingInfo(files_of({"small_image_upsize": "adaptive"}))
+    with pytest.raises(ConfigError):
+        MiniCPMOcrProcessingInfo(files_of({"small_image_upsize": "sometimes"}))
+
+
+def page(height: int, width: int, letters: Sequence[tuple[int, int]], size: int, light: bool = False) -> Image.Image:
+    """Draw words of letters of `size` pixels at (row, column) places, dark on light or light on dark."""
+    canvas = Image.new("RGB", (width, height), (20, 24, 40) if light else (250, 248, 240))
+    draw = ImageDraw.Draw(canvas)
+    font = ImageFont.load_default(size)
+    for row, column in letters:
+        draw.text((column, row), "the quick brown fox jumps", (240, 240, 230) if light else (10, 10, 10), font)
+    return canvas
+
+
+LINES = [(row, 4) for row in range(4, 92, 12)]
+PAGES = {
+    "small letters": page(96, 160, LINES, 9),
+    "light letters on a dark ground": page(96, 160, LINES, 9, light=True),
+    "large letters": page(96, 260, [(20, 4)], 40),
+    "blank": page(120, 130, [], 9),
+    "tiny": page(40, 60, [], 9),
+    "tiny with letters": page(50, 90, [(2, 2), (14, 2), (26, 2)], 9),
+    "slices with and without letters": page(400, 380, [(row, 4) for row in range(4, 180, 12)], 9),
+    "one slice with letters": page(300, 900, [(row, 4) for row in range(4, 140, 12)], 9),
+    "large, letters everywhere": page(700, 800, [(row, x) for row in range(4, 690, 12) for x in range(0, 800, 130)], 9),
+    "a line": page(12, 700, [(0, 2)], 9),
+}
+
+
+@pytest.mark.parametrize("scale", [112, 448])
+@pytest.mark.parametrize("name", PAGES)
+def test_sizes_follow_letters(name: str, scale: int) -> None:
+    """Sizes and pixels are those of transformers, and the rows before an image is decoded are an upper bound."""
+    ensure_torchvision()
+    import transformers as tf
+
+    image = PAGES[name]
+    settings = {"small_image_upsize": "adaptive", "scale_resolution": scale, "max_slice_nums": 9}
+    theirs = tf.MiniCPMOcrImageProcessor(**settings)(images=[image], return_tensors="pt")
+    first = MiniCPMOcrProcessingInfo(files_of(settings))
+    item = ImageItem(torch.from_numpy(np.array(image)))
+    info = first.for_item(item)
+    assert (first.is_exact(item.header), info.is_exact(item.header)) == (False, True)
+    tensors, grid = info.process(item, torch.float32)
+    sizes = tensors["grids"].data[:, 1:]
+    assert sizes.tolist() == theirs["target_sizes"].tolist()
+    strips = []
+    for mine, (h, w) in zip(tensors["pixel_values"].data.split(sizes.prod(1).tolist()), sizes.tolist(), strict=True):
+        rows = mine.view(h // 2, w // 2, 2, 2, -1).transpose(1, 2).reshape(h * w, 3, 14, 14)
+        strips.append(rows.permute(1, 2, 0, 3).flatten(2))
+    assert (torch.cat(strips, -1)[None] - theirs["pixel_values"]).abs().max() < 1e-5
+    each = (sizes.prod(1) // 4).tolist()
+    assert grid.num_embeds == sum(each) <= first.geometry(item.header).num_embeds
+    span = info.span("image", grid)
+    assert [run.repeat for run in span.runs() if run.is_embed] == each
+    lines = theirs["grids"][0][0]
+    assert span.num_tokens == sum(each) + 2 * len(each) + max(0, lines - 1) * len(encode("\n"))
+
+
+def test_letters_decide_between_sizes() -> None:
+    """The pages above cover every size: enlarged, kept, of a tiny image, and slices of both kinds."""
+    info = MiniCPMOcrProcessingInfo(files_of({"small_image_upsize": "adaptive"}))
+    rows = {}
+    for name, image in PAGES.items():
+        item = ImageItem(torch.from_numpy(np.array(image)))
+        rows[name] = info.for_item(item).process(item, torch.float32)[0]["grids"].data.prod(1).tolist()
+    assert rows["small letters"] == rows["light letters on a dark ground"]
+    assert rows["tiny"] == [4 * 8]
+    assert len({*rows["one slice with letters"][1:]}) > 1
+    assert len({*rows["large, letters everywhere"][1:]}) == 1
 
 
 def test_the_canvas_of_minicpmv_4_7():
