@@ -36,9 +36,45 @@ INLINE void stage(float* to, const T* from, int64_t dim, int64_t words) {
         return;
     }
     int64_t d = 0;
-    for (; d + 16 <= dim; d += 16) store(to + d, load(from + d));
-    if (d < words) store(to + d, load_part(from + d, dim - d));
+    for (; d + LANES <= dim; d += LANES) store<Columns>(to + d, load<Columns>(from + d));
+    if (d < dim) {
+        store<Columns>(to + d, load_part<Columns>(from + d, dim - d));
+        d += LANES;
+    }
+    if (d < words) memset(to + d, 0, (words - d) * 4);
 }
+
+#ifndef WIDE
+// Transpose LANES vectors.
+INLINE void transpose_vectors(Columns* a) {
+    Columns b[LANES];
+#if LANES == 8
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            a[i + 2 * j] = __builtin_shufflevector(b[i + j], b[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            a[i + 2 * j + 1] = __builtin_shufflevector(b[i + j], b[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int j = 0; j < 4; j++) {
+        b[j] = __builtin_shufflevector(a[j], a[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        b[j + 4] = __builtin_shufflevector(a[j], a[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+    for (int j = 0; j < 8; j++) a[j] = b[j];
+#else
+    for (int i = 0; i < 4; i += 2) {
+        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 4, 1, 5);
+        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 2, 6, 3, 7);
+    }
+    for (int j = 0; j < 2; j++) {
+        a[2 * j] = __builtin_shufflevector(b[j], b[j + 2], 0, 1, 4, 5);
+        a[2 * j + 1] = __builtin_shufflevector(b[j], b[j + 2], 2, 3, 6, 7);
+    }
+#endif
+}
+#endif
 
 // Transpose `count` rows of `depth` words, both multiples of 16, to turned[depth, TILE].
 INLINE void transpose(const float* const* rows, int64_t depth, int count, float* turned) {
@@ -72,8 +108,15 @@ INLINE void transpose(const float* const* rows, int64_t depth, int count, float*
             }
         }
 #else
-    for (int64_t d = 0; d < depth; d++)
-        for (int key = 0; key < count; key++) turned[d * TILE + key] = rows[key][d];
+    for (int key = 0; key < count; key += LANES)
+        for (int64_t d = 0; d < depth; d += LANES) {
+            Columns a[LANES];
+#pragma GCC unroll 8
+            for (int i = 0; i < LANES; i++) a[i] = columns_at(rows[key + i] + d);
+            transpose_vectors(a);
+#pragma GCC unroll 8
+            for (int i = 0; i < LANES; i++) store<Columns>(turned + (d + i) * TILE + key, a[i]);
+        }
 #endif
 }
 
@@ -441,8 +484,8 @@ static void end_head(const Problem& p, const Work& w, int64_t kv_head, const Hea
         T* to = (T*)p.out + ((base + r / group) * p.heads + kv_head * group + r % group) * p.dim;
         float inverse = 1.f / sum(load(h.sums + 16 * r));
         int64_t d = 0;
-        for (; d + 16 <= p.dim; d += 16) store(to + d, load(h.out + r * h.wide + d) * inverse);
-        if (d < p.dim) store_part(to + d, load(h.out + r * h.wide + d) * inverse, p.dim - d);
+        for (; d + LANES <= p.dim; d += LANES) store<Columns>(to + d, columns_at(h.out + r * h.wide + d) * inverse);
+        if (d < p.dim) store_part(to + d, columns_at(h.out + r * h.wide + d) * inverse, p.dim - d);
     }
 }
 
