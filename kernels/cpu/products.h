@@ -111,34 +111,34 @@ struct Words : Scaled {
 template <class T>
 static void convert(const T* x, int64_t n, float* row, int64_t, float*) {
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) store(row + i, load(x + i));
-    if (i < n) store_part(row + i, load_part(x + i, n - i), n - i);
+    for (; i + LANES <= n; i += LANES) store<vf>(row + i, load<vf>(x + i));
+    if (i < n) store_part(row + i, load_part<vf>(x + i, n - i), n - i);
 }
 
 // Quantise a row: its largest magnitude becomes 127. Magnitudes are compared as integers, which sorts infinity and NaN last.
 // Unsigned activations are stored plus 128, and Weights.shift is subtracted from their sums.
 template <class T, class Integer>
 static void convert(const T* x, int64_t n, Integer* row, int64_t width, float* scale) {
-    typedef Integer Integers __attribute__((vector_size(16 * sizeof(Integer))));
-    v16i most = {};
-    for (int64_t i = 0; i < n; i += 16) {
-        v16i magnitude = (v16i)(n - i < 16 ? load_part(x + i, n - i) : load(x + i)) & 0x7fffffff;
+    typedef Integer Integers __attribute__((vector_size(LANES * sizeof(Integer))));
+    vi most = {};
+    for (int64_t i = 0; i < n; i += LANES) {
+        const vi magnitude = (vi)(n - i < LANES ? load_part<vf>(x + i, n - i) : load<vf>(x + i)) & 0x7fffffff;
         most = magnitude > most ? magnitude : most;
     }
-    int32_t all[16], bits = 0;
+    int32_t all[LANES], bits = 0;
     memcpy(all, &most, sizeof all);
     for (int32_t one : all) bits = one > bits ? one : bits;
     float largest;
     memcpy(&largest, &bits, 4);
     if (largest < 1e-30f) largest = 1e-30f;
     *scale = largest / 127.f;
-    const v16 inverse = splat(1.f / largest * 127.f);
-    for (int64_t i = 0; i < width; i += 16) {
-        v16 value = i + 16 <= n ? load(x + i) : i < n ? load_part(x + i, n - i) : v16{};
-        v16i rounded = (v16i)(value * inverse + 12582912.f);  // 1.5 * 2^23: the integer is in the low bits
-        v16i integers = std::is_unsigned<Integer>::value ? (rounded ^ 0x80) & 0xff : rounded << 24 >> 24;
-        Integers converted = __builtin_convertvector(integers, Integers);
-        memcpy(row + i, &converted, (width - i < 16 ? width - i : 16) * sizeof(Integer));
+    const vf inverse = splat<vf>(1.f / largest * 127.f);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vf value = i + LANES <= n ? load<vf>(x + i) : i < n ? load_part<vf>(x + i, n - i) : vf{};
+        const vi rounded = (vi)(value * inverse + 12582912.f);  // 1.5 * 2^23: the integer is in the low bits
+        const vi integers = std::is_unsigned<Integer>::value ? (rounded ^ 0x80) & 0xff : rounded << 24 >> 24;
+        const Integers converted = __builtin_convertvector(integers, Integers);
+        memcpy(row + i, &converted, (width - i < LANES ? width - i : LANES) * sizeof(Integer));
     }
 }
 
