@@ -121,7 +121,8 @@ def others(dtype: torch.dtype) -> Iterator[Pair]:
         shape = f"{rows} rows"
         yield from _pair("rms_norm", shape, dtype, partial(rms_norm, x, x[0], 1e-6))
         yield from _pair("rotary", shape, dtype, partial(rotate_, heads, angles.cos(), angles.sin()))
-        yield from _pair("activation", shape, dtype, partial(activation, "gelu_pytorch_tanh", wide))
+        yield from _pair("activation", f"gelu, {shape}", dtype, partial(activation, "gelu", wide))
+        yield from _pair("activation", f"tanh gelu, {shape}", dtype, partial(activation, "gelu_pytorch_tanh", wide))
         yield from _pair("act_and_mul", shape, dtype, partial(act_and_mul, "silu", wide))
         meta = AttentionMetadata((0, rows), (rows,), torch.tensor([[0, 1]], dtype=torch.int32), torch.zeros(0).long(), _PAGE)
         states = torch.zeros(2, 3 * _SIDE)

@@ -14,15 +14,15 @@ INLINE V bounded_exp2(V x) {
 template <class V>
 INLINE V divisor(V x) { return bounded_exp2(x * -1.44269504f) + 1.f; }
 
-// x times the normal CDF of x, by the complementary error function of Abramowitz and Stegun 7.1.26.
+// x times the normal CDF of x, by the complementary error function of Abramowitz and Stegun 7.1.26 at x / sqrt(2), halved.
 template <class V>
 INLINE V gelu(V x) {
-    V z = (V)((typename IntegersOf<V>::Signed)x & 0x7fffffff) * 0.70710678f, t = 1.f / (z * 0.3275911f + 1.f);
-    V y = t * 1.061405429f - 1.453152027f;
-    y = y * t + 1.421413741f;
-    y = y * t - 0.284496736f;
-    y = y * t + 0.254829592f;
-    const V beyond = y * t * bounded_exp2(z * z * -1.44269504f) * x * 0.5f;
+    const V size = (V)((typename IntegersOf<V>::Signed)x & 0x7fffffff), t = 1.f / (size * 0.23164189f + 1.f);
+    V y = t * 0.5307027145f - 0.7265760135f;
+    y = y * t + 0.7107068705f;
+    y = y * t - 0.142248368f;
+    y = y * t + 0.127414796f;
+    const V beyond = y * t * bounded_exp2(x * x * -0.72134752f) * x;
     return x < 0.f ? beyond : x - beyond;
 }
 
