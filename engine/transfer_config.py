@@ -1,10 +1,10 @@
-"""The reader of vLLM's `kv_transfer_config`: where KV blocks are kept outside the KV cache."""
+"""The readers of vLLM's `kv_transfer_config` and `ec_transfer_config`: where KV blocks and encoder rows are shared."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,9 @@ _DISK = ("ExampleConnector", "SharedStorageConnector")  # vLLM's present and for
 _PEER, _REDIS = "PeerConnector", "RedisConnector"
 _CONNECTORS = (_MEMORY, *_DISK, _PEER, _REDIS, _MULTI)
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
+_EC_DISK = ("ECExampleConnector", "ECSharedStorageConnector")
+_EC_ROLES = ("ec_producer", "ec_consumer", "ec_both")
+_EC_KEYS = ("ec_connector", "ec_role", "ec_connector_extra_config", "engine_id")
 _FOLDER_BYTES = 64 << 30
 _OPTIONS = {  # connector -> keys of kv_connector_extra_config
     _MEMORY: ("cpu_bytes_to_use",),
@@ -88,6 +91,38 @@ def read_kv_transfer(options: object, offloading_gib: object) -> KVTransferOptio
     return _check_served(replace(result, memory_bytes=result.memory_bytes + num_bytes))
 
 
+def encoder_folder(options: object) -> str:
+    """Return the `encoder_cache_dir` that an `ec_transfer_config` asks for. Engines of each role read it and write to it.
+
+    Raises:
+        ConfigError: a connector, key or value that cannot be honoured, by name.
+    """
+    param = "ec_transfer_config"
+    if not isinstance(options, Mapping):
+        raise _error(options, 'must be a mapping, such as {"ec_connector": "ECExampleConnector", ...}', param=param)
+    values = {name: value for name, value in options.items() if value is not None}
+    _check_keys(values, _EC_KEYS, "", param)
+    connector, role, extra = (values.get(name) for name in _EC_KEYS[:3])
+    if not equals_one_of(connector, _EC_DISK):
+        raise _error(connector, f"cannot be honoured; the connectors are {', '.join(_EC_DISK)}", "ec_connector", param)
+    if not equals_one_of(role, _EC_ROLES):
+        raise _error(role, f"must be one of {', '.join(_EC_ROLES)}", "ec_role", param)
+    if not isinstance(extra, Mapping):
+        raise _error(extra, "must be a mapping with shared_storage_path", "ec_connector_extra_config", param)
+    _check_keys(extra, ("shared_storage_path",), f" for {connector}", param)
+    path = extra.get("shared_storage_path")
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
+        raise _error(path, "must be the path of a folder", "shared_storage_path", param)
+    return os.fspath(path)
+
+
+def _check_keys(values: Mapping[str, Any], known: Collection[str], where: str = "", param: str = "kv_transfer_config") -> None:
+    """Raise ConfigError for an unknown key. `where`: for which connector."""
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"<<param>> has the unknown key {short_repr(name)}{where}; {hint(name, known)}", param=param)
+
+
 def _read(options: object) -> KVTransferOptions:
     if not isinstance(options, Mapping):
         raise _error(options, 'must be a mapping, such as {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}')
@@ -120,10 +155,7 @@ def _add(result: KVTransferOptions, connector: object, extra: object) -> KVTrans
         raise _error(connector, f"cannot be honoured; the connectors are {', '.join(_CONNECTORS)}", "kv_connector")
     if not isinstance(extra, Mapping):
         raise _error(extra, "must be a mapping", "kv_connector_extra_config")
-    for name in extra:
-        if name not in _OPTIONS[connector]:
-            reason = f"<<param>> has the unknown key {short_repr(name)} for {connector}; {hint(name, _OPTIONS[connector])}"
-            raise ConfigError(reason, param="kv_transfer_config")
+    _check_keys(extra, _OPTIONS[connector], f" for {connector}")
     if connector == _MULTI:
         return _add_several(result, extra.get("connectors"))
     if connector == _MEMORY:
@@ -188,7 +220,7 @@ def _positive(value: object, key: str) -> int:
     return value
 
 
-def _error(value: object, reason: str, key: str = "") -> ConfigError:
-    """Return the error of a value of `kv_transfer_config`, or of one of its keys."""
+def _error(value: object, reason: str, key: str = "", param: str = "kv_transfer_config") -> ConfigError:
+    """Return the error of the value of an option, or of one of its keys."""
     name = f"<<param>>[{key!r}]={short_repr(value)}" if key else f"<<param=>>{short_repr(value)}"
-    return ConfigError(f"{name} {reason}", param="kv_transfer_config", value=short_repr(value))
+    return ConfigError(f"{name} {reason}", param=param, value=short_repr(value))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..callers.errors import ConfigError, equals_one_of, hint, short_repr
+from .transfer_config import encoder_folder
 
 _ONE_DEVICE = "an engine runs on one device; start one per GPU and divide the prompts"
 _POOLING = "each request chooses: PoolingParams(pooling=...) for vectors, PoolingParams(token_ids=...) for logits"
@@ -28,7 +29,6 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("weights and KV cache stay on the device; choose quantization or a smaller max_model_len", (0,), "cpu_offload_gb"),
     ("KV blocks are kept in the host's memory as they are", ("native",), "kv_offloading_backend"),
     ("events of KV blocks are not published", (), "kv_events_config"),
-    ("engines share encoder rows through encoder_cache_dir", (), "ec_transfer_config"),
     ("give new weights to LLM.update_weights", (), "weight_transfer_config"),
     ("an adapter's own files say which layers it changes", (), "lora_target_modules"),
     (_POOLING, (), "pooler_config override_pooler_config"),
@@ -164,6 +164,7 @@ RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "generation_config": ("generation_config", lambda value: "none" if value == "vllm" else value),
     "allowed_local_media_path": ("media.allowed_local_media_path", lambda value: value or None),
     "allowed_media_domains": ("media.allowed_media_domains", lambda value: tuple(value) or None),
+    "ec_transfer_config": ("encoder_cache_dir", encoder_folder),
     "mm_encoder_only": ("parts", lambda value: "encoder" if value else None),
     "video_pruning_rate": ("hf_overrides.video_pruning_rate", lambda value: value or None),
 }
@@ -229,6 +230,8 @@ def _set(result: dict[str, Any], name: str, value: Any, target: str, convert: Ca
     """Set the option `target`; "a.b" sets the entry b of the option a, unless the caller has given that entry."""
     try:
         converted = convert(value)
+    except ConfigError:
+        raise
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor
         raise _refusal(name, value, "it has a wrong type") from None
     if converted is None:

@@ -34,7 +34,7 @@ OWNER: Refused = {
     "truncation_side": (("left", "right"), "give left or right; prompts are not truncated"),
     "logprob_token_ids": ((), "give the number of the likeliest tokens"),
     "thinking_token_budget": ((-1,), "give the maximum of all tokens"),
-    "kv_transfer_params": ((), "engines share no KV cache"),
+    "kv_transfer_params": ((), "engines share KV blocks through the server's option kv_transfer_config"),
     "ec_transfer_params": ((), "engines share encoder rows through the server's option encoder_cache_dir"),
     "watermarking": ((False,), "answers have no watermark"),
     "routed_experts_prompt_start": ((0,), "outputs do not name the experts"),

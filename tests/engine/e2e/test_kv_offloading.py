@@ -164,6 +164,35 @@ def test_the_token_comes_from_the_options_or_the_environment(monkeypatch: pytest
     assert "secret" not in repr(options)
 
 
+@pytest.mark.parametrize("name", ["ECExampleConnector", "ECSharedStorageConnector"])
+def test_encoder_rows_are_shared_through_a_folder(name: str, tmp_path: Path) -> None:
+    config = {"ec_connector": name, "ec_role": "ec_consumer", "engine_id": "a"}
+    config["ec_connector_extra_config"] = {"shared_storage_path": str(tmp_path)}
+    assert make_config("m", {"ec_transfer_config": config}).encoder_cache_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ec_connector": "ECMooncakeConnector"},
+        {"ec_connector": None},
+        {"ec_role": "kv_both"},
+        {"ec_connector_extra_config": {}},
+        {"ec_connector_extra_config": {"shared_storage_path": "/x", "port": 5}},
+        {"ec_connector_extra_config": "/x"},
+        {"ec_port": 14579},
+    ],
+)
+def test_other_connectors_of_encoder_rows_are_refused_by_name(changes: dict[str, Any]) -> None:
+    config = {"ec_connector": "ECExampleConnector", "ec_role": "ec_both"}
+    config = config | {"ec_connector_extra_config": {"shared_storage_path": "/x"}} | changes
+    with pytest.raises(ConfigError) as caught:
+        make_config("m", {"ec_transfer_config": config})
+    assert caught.value.info.param == "ec_transfer_config"
+    with pytest.raises(ConfigError):
+        make_config("m", {"ec_transfer_config": "ECExampleConnector"})
+
+
 def test_several_connectors_and_none() -> None:
     parts = [
         {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 5}},
