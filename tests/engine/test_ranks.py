@@ -37,7 +37,7 @@ from sensorium.engine.types import LoadedAdapter
 from sensorium.kernels.linear.grouped import GroupedWeight
 from sensorium.models.layers.linear import Linear, LmHead
 from sensorium.models.layers.ranks import Ranks, RankTraffic, Rows, building_for, make_process_groups, rank_groups, rank_traffic
-from several_ranks import GREEDY, SAMPLED, answers, peers, same_bodies  # noqa: F401
+from several_ranks import GREEDY, SAMPLED, answers, children_of, peers, same_bodies  # noqa: F401
 from torch import Tensor, nn
 from waiting import wait_until
 
@@ -361,17 +361,16 @@ def test_a_rank_that_ends_or_stands_still_is_replaced(number: signal.Signals) ->
 
 
 def test_a_rank_that_ends_while_it_loads_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rank() -> list[int]:
-        lines = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
-        ranks = [pid for pid, line in lines.items() if b"rank_server" in line]
-        return [pid for pid in ranks if str(tmp_path).encode() in Path(f"/proc/{pid}/environ").read_bytes()]
+    def ranks() -> list[int]:
+        cores = children_of(os.getpid(), "core.server")
+        return [rank for core in cores for rank in children_of(core, "rank_server")]
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with ThreadPoolExecutor() as pool:
         loading = pool.submit(LLM, MODEL, **OPTIONS, tensor_parallel_size=2)
-        wait_until(rank)
-        os.kill(rank()[0], signal.SIGKILL)
+        wait_until(lambda: bool(ranks()))
+        os.kill(ranks()[0], signal.SIGKILL)
         with pytest.raises(EngineDeadError):
             loading.result()
     assert [path.name for path in tmp_path.iterdir()] == []
