@@ -11,6 +11,7 @@ from .stats import DraftStats
 
 _REASONS = {
     "off": "none: speculative_config has num_speculative_tokens=0",
+    "window": "none: answers keep the keys of their last tokens only",
     "rows": "none: a row's bits may depend on the other rows of a step here",
 }
 

@@ -118,7 +118,7 @@ class EngineStats:
         quarantined: items that are refused now.
         drafts: what each proposer of drafted tokens achieved.
         no_drafts: why no sequence of this engine gets drafts: "off", "rows" (a row's bits may depend on the other rows of its
-            step, see `batch_invariant`) or "" (sequences do).
+            step, see `batch_invariant`), "window" (answers keep the keys of their last tokens only) or "" (sequences do).
         transfers: what each connector did (`kv_transfer_config`, `encoder_cache_dir`).
     """
 

@@ -218,6 +218,7 @@ _NAMES: dict[str, str] = {
     ),
     "terratorch": "Terratorch",
     "ultravox": "UltravoxModel",
+    "unlimited_ocr": "UnlimitedOCRForCausalLM UnlimitedOcrForConditionalGeneration",
     "vibevoice_asr": "VibeVoiceAsrForConditionalGeneration VibeVoiceForASRTraining",
     "video_llama_3": "VideoLlama3ForConditionalGeneration",
     "voxtral": "VoxtralConsolidated VoxtralForConditionalGeneration",

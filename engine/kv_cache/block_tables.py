@@ -55,6 +55,10 @@ class CachedSequence(Protocol):
         """Encoder rows that it reads through cross-attention."""
 
     @property
+    def turn_start(self) -> int:
+        """Tokens before its answer."""
+
+    @property
     def num_generated(self) -> int:
         """Tokens of its answer, as far as they are known."""
 
@@ -90,6 +94,8 @@ class BlockTables:
 
     def __init__(self, block_pools: BlockPools, prefix_caching: bool, max_rows: int) -> None:
         self.block_pools, self.prefix_caching, self._max_rows = block_pools, prefix_caching, max_rows
+        windows = [spec.answer_window for spec in block_pools.specs if spec.answer_window is not None]
+        self.answer_window = min(windows, default=None)
         self.has_states = any(spec.kind == "state" for spec in block_pools.specs)
         self.queries = self.hits = 0  # tokens of sequences given to `allocate`, and those found cached
 
@@ -170,6 +176,15 @@ class BlockTables:
             return maxsize
         return (seq.num_computed // size + 1) * size - len(seq.token_ids)
 
+    def end_at_window(self, seq: CachedSequence, count: int) -> int:
+        """Return how many of the next `count` tokens to compute: one at a time once an answer fills its window.
+
+        The key of a token then takes the place of one that the tokens before it still read.
+        """
+        if self.answer_window is None:
+            return count
+        return min(count, max(1, seq.turn_start + self.answer_window - seq.num_computed))
+
     def advance_states(self, seq: CachedSequence) -> list[CachedBlock]:
         """Replace the states of a sequence by those that its last step wrote; cache them if its tokens end a block.
 
@@ -240,7 +255,7 @@ class BlockTables:
 
     def cache_full_blocks(self, seq: CachedSequence) -> list[CachedBlock]:
         """Make full blocks whose tokens are computed findable in the prefix cache. Return those that are new there."""
-        done = seq.num_computed // self.block_pools.block_size
+        done = self._shareable(seq, seq.num_computed) // self.block_pools.block_size
         if not self.prefix_caching or done <= seq.num_hashed_blocks:
             return []
         hashes, new = seq.block_hashes(self.block_pools.block_size), list[CachedBlock]()
@@ -256,7 +271,7 @@ class BlockTables:
     def missing_prefix(self, seq: CachedSequence) -> MissingPrefix | None:
         """Return which blocks of a sequence without any could be reused; None if it could not be admitted now."""
         size = self.block_pools.block_size
-        hashes, resident = seq.block_hashes(size)[: (len(seq.token_ids) - 1) // size], []
+        hashes, resident = seq.block_hashes(size)[: self._shareable(seq, len(seq.token_ids) - 1) // size], []
         pools = zip(self.block_pools.pools, self.block_pools.specs, self._slots(seq, 0), strict=True)
         for pool, spec, slots in pools:
             blocks = [] if spec.kind == "cross" else list(pool.find_cached(hashes))
@@ -318,7 +333,7 @@ class BlockTables:
         if not self.prefix_caching:
             return self.block_pools.empty, 0
         size, cross = self.block_pools.block_size, self._cross_hashes(seq)
-        hashes = [] if seq.needs_all_rows else seq.block_hashes(size)[: (len(seq.token_ids) - 1) // size]
+        hashes = [] if seq.needs_all_rows else seq.block_hashes(size)[: self._shareable(seq, len(seq.token_ids) - 1) // size]
         cached = []
         for pool, spec in zip(self.block_pools.pools, self.block_pools.specs, strict=True):
             if spec.window is not None or spec.kind == "state":
@@ -337,12 +352,16 @@ class BlockTables:
                 blocks.append((NULL_BLOCK,) * needed.start + group[needed.start : keep])
         return tuple(blocks), keep
 
+    def _shareable(self, seq: CachedSequence, tokens: int) -> int:
+        """Return how many of the first `tokens` tokens have the keys that they would have in any prompt."""
+        return tokens if self.answer_window is None else min(tokens, seq.turn_start)
+
     def _slots(self, seq: CachedSequence, start: int, tokens: int | None = None, states: int = 2) -> list[int]:
         """Return the slots per group for `tokens` tokens (None: all) if the next step begins at token `start`."""
         tokens = len(seq.token_ids) if tokens is None else tokens
         near = min(tokens, start + self._max_rows)
         slots = {"cross": seq.cross_rows, "window": near, "chunk": near, "state": states * self.block_pools.block_size}
-        return [slots.get(spec.kind, tokens) for spec in self.block_pools.specs]
+        return [slots.get(spec.kind, spec.num_places(tokens, seq.turn_start)) for spec in self.block_pools.specs]
 
     def _cross_hashes(self, seq: CachedSequence) -> list[bytes]:
         return hash_cross_blocks(seq.root_hash, -(-seq.cross_rows // self.block_pools.block_size))

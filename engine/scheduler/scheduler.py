@@ -319,7 +319,7 @@ class Scheduler:
         others = len(self.running) - 1  # each of them keeps a token of the budget
         drafts = self.drafts.take(request, step.budget - others) if self.drafts.has_drafts else ()
         wanted = min(request.remaining + len(drafts), step.budget, self.limits.max_chunk)
-        count = self.block_tables.end_at_state(request, wanted)
+        count = self.block_tables.end_at_window(request, self.block_tables.end_at_state(request, wanted))
         count = fit_chunk(start, count, step.budget, spans)
         ready, tasks = self.encoder_inputs.schedule(request, count, step.encoder_budget, first=not step.encode)
         count = fit_chunk(start, ready, ready, spans)

@@ -111,7 +111,8 @@ class Sequences:
         update = RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True, adapter=adapter)
         self.messages.send(updates=(update,))
         has_new_adapter = adapter is not None and request.set_adapter(adapter)
-        if self._renew_spans(request, spans) or has_new_adapter:
+        windowed = self._block_tables.answer_window is not None  # the answer becomes a part of the prompt
+        if self._renew_spans(request, spans) or has_new_adapter or windowed:
             self.queues.free_blocks(request)
         if request.state is State.IDLE:  # it keeps its blocks while it waits, unless another sequence needs them
             self.queues.enqueue(request)
@@ -127,6 +128,8 @@ class Sequences:
         self.queues.begin_epoch(request)
         if self._renew_spans(request, spans):
             request.rewind(0)  # the remaining tokens attended to the removed ones
+        if self._block_tables.answer_window is not None:  # keys of removed tokens may be in the places of remaining ones
+            request.rewind(min(request.num_computed, request.turn_start))
         for key, user in dropped:
             self._encoder_inputs.cache.unregister(key, user)
         self._block_tables.roll_back(request, request.spans(self._limits.prompt_attention))

@@ -50,6 +50,11 @@ def make_drafter(config: EngineConfig, model: Model, dtype: torch.dtype) -> tupl
             )
             raise ConfigError(f"<<param>> {reason}", param="speculative_config", code="unsupported")
         return None, "rows"
+    if any(spec.answer_window is not None for spec in model.cache_specs):
+        if config.speculative_config is not None:
+            reason = "is not supported for this model, whose answers keep the keys of their last tokens only; leave it out"
+            raise ConfigError(f"<<param>> {reason}", param="speculative_config", code="unsupported")
+        return None, "window"
     has_states = any(spec.kind == "state" for spec in model.cache_specs)
     proposers = [make_custom(limits.custom)] if limits.custom else []
     return Drafter(limits, StepCosts(first_costs(config, model)), model.vocab_size, proposers, has_states=has_states), ""

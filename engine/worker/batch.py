@@ -146,8 +146,12 @@ def _build_attention(
         written = [(0, length if task.write_cross else 0) for task, length in zip(tasks, lengths, strict=True)]
         key_range = _cross_key_range(scheduled)
     else:
-        lengths = [task.num_computed + task.num_tokens for task in tasks]
-        written = [(task.num_computed, length) for task, length in zip(tasks, lengths, strict=True)]
+        stops = [task.num_computed + task.num_tokens for task in tasks]
+        lengths = [spec.num_places(stop, sequence.turn_start) for stop, (sequence, _) in zip(stops, scheduled, strict=True)]
+        written = [
+            _written(spec, stop - task.num_tokens, stop, sequence.turn_start)
+            for stop, (sequence, task) in zip(stops, scheduled, strict=True)
+        ]
         key_range = _key_range(scheduled, starts, spec.window)
     tables = _block_tables(tasks, group)
     if spec.kind == "state":
@@ -175,6 +179,12 @@ def _build_attention(
         key_range=None if key_range is None else to_device(key_range),
         reordered=key_range is not None and any(sequence.key_order is not None for sequence, _ in scheduled),
     )
+
+
+def _written(spec: CacheSpec, start: int, stop: int, prompt: int) -> tuple[int, int]:
+    """Return the places, first and end, of the keys of the tokens `[start, stop)`, whose places are adjacent."""
+    first = spec.place(start, prompt)
+    return first, first + stop - start
 
 
 def _split_chunks(

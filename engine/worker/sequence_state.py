@@ -44,6 +44,11 @@ class PlacedSequence(SequenceData):
         self._rope_axes, self.prompt_attention = rope_axes, prompt_attention
         self._compute_positions()
 
+    @property
+    def turn_start(self) -> int:
+        """Tokens before its answer."""
+        return self.prompt_length
+
     def items_in_step(self, task: ScheduledRequest) -> Iterator[MultiModalFeature]:
         """Yield the items whose encoder rows this step reads."""
         if task.write_cross:

@@ -90,7 +90,7 @@ class DecoderAttention(TensorModule, Convertible):
         sinks = None if ranks is None else _rows(spec.heads, 1, held)
         self.sinks = StoredTensor((heads,), torch.float32, device, sinks) if spec.sinks else None
         kind = "full" if spec.window is None else "chunk" if spec.chunked else "window"
-        self.cache_spec = CacheSpec(kind, kv_heads, dim, dtype, spec.window)
+        self.cache_spec = CacheSpec(kind, kv_heads, dim, dtype, spec.window, answer_window=spec.answer_window)
         self.clip = spec.clip
         if spec.qk_norm == "centered":
             self.q_norm, self.k_norm = (HeadNorms(count, dim, stack.eps, dtype, device) for count in (heads, kv_heads))

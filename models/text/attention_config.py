@@ -14,6 +14,7 @@ from .stack import Stack
 _MAX_HEAD_DIM = 1 << 14
 
 _CHUNKED = "chunked_attention"
+_ANSWER_WINDOW = "reference_sliding_attention"
 
 _AXES = (1, 3, 4)  # numbers of position axes: one; time, height, width; or a text axis and these three
 
@@ -87,6 +88,7 @@ def attention_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> Attenti
         out_scale=(into if folds else 1.0) * text.get("attention_out_multiplier", 1.0),
         query_latent=_query_latent(text, dim),
         clip=positive_number(text, "clip_qkv") if text.get("clip_qkv") else None,
+        answer_window=positive_int(text, "sliding_window") if layer_type(text, layer) == _ANSWER_WINDOW else None,
     )
 
 
@@ -184,7 +186,7 @@ def _window(text: Mapping[str, Any], layer: int) -> int | None:
     if kind == _CHUNKED:
         return positive_int(text, "attention_chunk_size")
     if kind is not None:
-        if kind not in ("full_attention", "attention", "sliding_attention"):
+        if kind not in ("full_attention", "attention", "sliding_attention", _ANSWER_WINDOW):
             choice = "full_attention, attention, sliding_attention, chunked_attention, linear_attention, mamba and conv"
             raise ConfigError(f"layer type {kind!r} is not supported; known are {choice}")
         slides = kind == "sliding_attention"

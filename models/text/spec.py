@@ -48,6 +48,7 @@ class AttentionSpec:
         chunked: `window` is the length of chunks instead, and a row attends to keys of its own chunk only.
         soft_cap: scores s become cap * tanh(s / cap); None: no cap.
         fused: the checkpoint stores q, k and v as one matrix.
+        answer_window: as in CacheSpec.
         cross: keys and values are computed from encoder rows. Sequences without an encoder input skip the layer, whose outputs
             are gated.
         sinks: each head has an attention sink, a learned score that takes a share of the softmax.
@@ -86,6 +87,7 @@ class AttentionSpec:
     out_scale: float = 1.0
     query_latent: int | None = None
     clip: float | None = None
+    answer_window: int | None = None
 
     @property
     def projection_size(self) -> int:

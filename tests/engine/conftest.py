@@ -52,6 +52,7 @@ class ToyModel:
         window: int | None = None,
         states: bool = False,
         chunk: int | None = None,
+        answer_window: int | None = None,
     ) -> None:
         """Make the weights.
 
@@ -59,6 +60,7 @@ class ToyModel:
             levels: number of deepstack levels of an encoder row.
             window: sliding window of a further layer.
             chunk: chunk length of a further layer.
+            answer_window: tokens of an answer that a further layer reads.
             states: the last layer has a state per sequence.
         """
         kinds = ("full", "cross") if reads_encoder_side else ("full",)
@@ -68,6 +70,8 @@ class ToyModel:
             self.cache_specs.append(CacheSpec("window", 1, 8, torch.float64, window))
         if chunk is not None:
             self.cache_specs.append(CacheSpec("chunk", 1, 8, torch.float64, chunk))
+        if answer_window is not None:
+            self.cache_specs.append(CacheSpec("full", 1, 8, torch.float64, answer_window=answer_window))
         if states:
             self.cache_specs.append(CacheSpec("state", 1, 8, torch.float64))
         generator = torch.Generator().manual_seed(0)

@@ -23,11 +23,11 @@ from ...text.stacks import replace_parts, stack_of
 from ...vision.spec import TableSpec, TowerNames, TowerSpec
 from ...vision.vit import VisionTower, tower_bytes
 
-_VISION: Mapping[str, Any] = {
+_VISION: dict[str, Any] = {
     "hidden_size": 1408, "intermediate_size": 6144, "num_hidden_layers": 39, "num_attention_heads": 16, "image_size": 224,
     "patch_size": 14, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "qkv_bias": True,
 }  # fmt: skip
-_QFORMER: Mapping[str, Any] = {
+_QFORMER: dict[str, Any] = {
     "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
     "cross_attention_frequency": 2,
 }  # fmt: skip

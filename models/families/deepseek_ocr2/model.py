@@ -26,6 +26,7 @@ from ...text.decoder import decoder_bytes
 from ...text.decoder_config import decoder_spec
 from ...text.query_encoder import QueryEncoder
 from ...text.spec import AttentionSpec, DecoderSpec
+from ...text.stack import Stack
 from ...text.stacks import STACKS
 from ...vision.encoders import encoder_spec
 from ...vision.sam import SamTower, convolved_names, sam_bytes, sam_spec
@@ -72,10 +73,11 @@ class DeepseekOcr(DecoderModel):
 
     prefixes = _PREFIXES
     ignored: Sequence[str] = ("clip.embeddings.patch_embedding.", "clip.embeddings.position_ids")
+    stack: ClassVar[Stack] = STACK
     down: ClassVar[tuple[int, ...]] = (512, 1024)  # channels of SAM's convolutions, if the config does not state them
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(decoder_spec(config, STACK), dtype, device)
+        super().__init__(decoder_spec(config, self.stack), dtype, device)
         vision = _hub(require(config, "vision_config"))
         self.sam = SamTower(sam_spec(vision.get("sam_config") or {}, self.down), dtype, device)
         width = self.build_encoder(vision, device)
@@ -84,12 +86,16 @@ class DeepseekOcr(DecoderModel):
 
     def build_encoder(self, vision: Mapping[str, Any], device: torch.device) -> int:
         """Build the encoder between SAM and the projector; return the width of its rows."""
-        spec = _clip(vision)
+        spec = self.clip_spec(vision)
         if spec.width != self.sam.spec.width:
             raise ConfigError(f"SAM's rows have width {self.sam.spec.width}, CLIP takes {spec.width}")
         self.clip = VisionTower(spec, self.dtype, device)
         self.image_newline = StoredTensor((self.hidden_size,), self.dtype, device)
         return 2 * spec.width
+
+    def clip_spec(self, vision: Mapping[str, Any]) -> TowerSpec:
+        """Hook: read CLIP from the vision_config."""
+        return _clip(vision)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         return ((_NORM.sub(r"\1.norm", name), tensor) for name, tensor in weights)

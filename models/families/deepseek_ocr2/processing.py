@@ -5,7 +5,7 @@ Sources: arXiv 2510.18234 (DeepSeek-OCR), 2601.20552 (DeepSeek-OCR 2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,12 +48,14 @@ class RowLayout:
         whole_side, tile_side: rows along a side of the whole image, and of a tile.
         max_tiles: default limit on the tiles of an image.
         newlines: a learned row ends each line.
+        shrinks_uncut: an image that is not to be cut has the size of a tile, not of a whole image.
     """
 
     whole_side: int = 16
     tile_side: int = 12
     max_tiles: int = 6
     newlines: bool = False
+    shrinks_uncut: bool = True
 
 
 V1, V2 = RowLayout(tile_side=10, max_tiles=9, newlines=True), RowLayout()
@@ -90,7 +92,7 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
     """
 
     element_format = "ref_det"
-    ocr_prompts = ("deepseek-grounding",)
+    ocr_prompts: Sequence[str] = ("deepseek-grounding",)
     row_layout: ClassVar[RowLayout] = V2
     chat_template = _TEMPLATE
     modalities = ("image",)
@@ -108,7 +110,8 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
         most = positive_int_or(options, "max_patches", self.row_layout.max_tiles, MAX_TILES)
         tiles = AspectTiles((tile, tile), positive_int_or(options, "min_patches", 2), most)
         cut = options["crop_to_patches"] and not is_low_detail(options)
-        tiling = PaddedSquareTiles(whole, fill, tiles) if cut else PaddedSquareTiles(tile, fill, None)
+        uncut = tile if self.row_layout.shrinks_uncut else whole
+        tiling = PaddedSquareTiles(whole, fill, tiles) if cut else PaddedSquareTiles(uncut, fill, None)
         spec = SquareSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, tiling=tiling, patch=patch)
         return read_pixel_spec(json, spec, self.merged_kwargs[modality])
 

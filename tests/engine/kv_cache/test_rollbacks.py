@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-KINDS = {"window": {"window": 6}, "chunk": {"chunk": 8}, "states": {"states": True}}
+KINDS = {"window": {"window": 6}, "chunk": {"chunk": 8}, "states": {"states": True}, "answers": {"answer_window": 4}}
 
 
 @pytest.fixture(params=KINDS)
