@@ -31,7 +31,9 @@ class VllmEngineArgs(TypedDict, total=False):
     convert: Any
     cpu_offload_gb: Any
     cudagraph_capture_sizes: Any
+    data_parallel_address: Any
     data_parallel_rank: Any
+    data_parallel_rpc_port: Any
     data_parallel_size: Any
     data_parallel_size_local: Any
     data_parallel_start_rank: Any
@@ -63,6 +65,7 @@ class VllmEngineArgs(TypedDict, total=False):
     enable_sleep_mode: Any
     enable_trace_replay: Any
     enforce_eager: Any
+    expert_placement_strategy: Any
     fully_sharded_loras: Any
     gpu_memory_utilization: Any
     guided_decoding_backend: Any
@@ -85,6 +88,8 @@ class VllmEngineArgs(TypedDict, total=False):
     lora_target_modules: Any
     mamba_backend: Any
     mamba_config: Any
+    master_addr: Any
+    master_port: Any
     max_cpu_loras: Any
     max_cudagraph_capture_size: Any
     max_long_partial_prefills: Any

@@ -15,15 +15,21 @@ from ..callers.errors import ConfigError, equals_one_of, hint, short_repr
 from .transfer_config import encoder_folder
 
 _ONE_DEVICE = "an engine runs on one device; start one per GPU and divide the prompts"
+_ONE_REPLICA = "an engine is one replica; sensorium.ray.serve_app and sensorium.ray.map_batches run several and divide the work"
+_WHOLE_PROMPTS = "processes divide heads, layers and experts, not the positions of a prompt; give tensor_parallel_size"
+_ONE_MACHINE = "the processes of an engine run on one machine; use an engine on each"
 _POOLING = "each request chooses: PoolingParams(pooling=...) for vectors, PoolingParams(token_ids=...) for logits"
 
 # (reason, accepted values, names): the accepted values ask for what the engine does anyway
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    (_ONE_DEVICE, (1,), "data_parallel_size data_parallel_size_local nnodes"),
-    (_ONE_DEVICE, (1,), "prefill_context_parallel_size decode_context_parallel_size"),
-    (_ONE_DEVICE, (0,), "data_parallel_rank data_parallel_start_rank node_rank"),
+    (_ONE_REPLICA, (1,), "data_parallel_size data_parallel_size_local"),
+    (_ONE_REPLICA, (0,), "data_parallel_rank data_parallel_start_rank"),
+    (_WHOLE_PROMPTS, (1,), "prefill_context_parallel_size decode_context_parallel_size"),
+    (_ONE_MACHINE, (1,), "nnodes"),
+    (_ONE_MACHINE, (0,), "node_rank"),
+    ("each process has consecutive experts", ("linear",), "expert_placement_strategy"),
     (_ONE_DEVICE, (False,), "enable_dbo enable_eplb enable_elastic_ep ray_workers_use_nsight"),
-    ("the processes of an engine run on one machine", ("uni", "mp", "external_launcher"), "distributed_executor_backend"),
+    (_ONE_MACHINE, ("uni", "mp", "external_launcher"), "distributed_executor_backend"),
     ('give device="cuda:N"', (), "device_ids"),
     ("give speculative_config", (), "speculative_model num_speculative_tokens spec_method spec_model spec_tokens"),
     ("weights and KV cache stay on the device; choose quantization or a smaller max_model_len", (0,), "cpu_offload_gb"),
@@ -75,6 +81,7 @@ _IGNORED = (
     ("the option kernels chooses backends", "moe_backend linear_backend all2all_backend kernel_config ir_op_priority"),
     ("the option kernels chooses backends", "mamba_config mamba_backend enable_flashinfer_autotune disable_cascade_attn"),
     ("processes gather numbers and add none up", "disable_custom_all_reduce"),
+    ("the processes of an engine run on one machine", "master_addr master_port data_parallel_address data_parallel_rpc_port"),
     ("preempted requests are computed again", "swap_space preemption_mode"),
     ("max_num_batched_tokens limits a step", "enable_chunked_prefill disable_chunked_mm_input max_num_partial_prefills"),
     ("max_num_batched_tokens limits a step", "max_long_partial_prefills long_prefill_token_threshold"),

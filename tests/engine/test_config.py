@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
         ({"encoder_cache_dir": "~\0b"}, "is not a folder"),
         ({"encoder_cache_dir": __file__}, "is not a folder; give a folder, or a path where one can be created"),
         ({"max_model_len": 1 << 63}, "max_model_len=9223372036854775808 must be at most 9223372036854775807"),
-        ({"data_parallel_size": 2}, "data_parallel_size=2 cannot be honoured: an engine runs on one device"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2 cannot be honoured: an engine is one replica"),
         ({"media": {"nope": 1}}, "unknown option 'nope' of media; the known ones are "),
     ],
 )

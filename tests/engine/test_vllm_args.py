@@ -168,9 +168,11 @@ def test_one_warning_for_all_without_effect():
     [
         (
             {"data_parallel_size": 2},
-            "data_parallel_size=2 cannot be honoured: an engine runs on one device; start one per GPU",
+            "data_parallel_size=2 cannot be honoured: an engine is one replica; sensorium.ray.serve_app",
         ),
         ({"data_parallel_size": True}, "data_parallel_size=True cannot"),
+        ({"prefill_context_parallel_size": 2}, "give tensor_parallel_size"),
+        ({"nnodes": 2}, "the processes of an engine run on one machine"),
         ({"tokenizer": "other"}, "tokenizer='other' cannot be honoured: all files come from model"),
         (
             {"revision": "a", "tokenizer_revision": "b"},
