@@ -1,6 +1,6 @@
 """Prompts that document models were trained with, by the name that `LLM.ocr(question=...)` takes.
 
-Sources: the publishers' toolkits (olmocr, mineru-vl-utils, dots.ocr) and model cards.
+Sources: the publishers' toolkits (olmocr, mineru-vl-utils, dots.ocr, Dolphin-v2, glmocr) and model cards.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..callers.errors import InputError
+from .two_steps import TWO_STEPS
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,25 @@ _SYSTEM = "You are a helpful assistant."
 PROMPTS: Mapping[str, OcrPrompt] = {
     "deepseek-grounding": OcrPrompt("Convert the document to markdown. ", template_kwargs={"grounding": True}),
     "docling": OcrPrompt("Convert this page to docling."),
+    "dolphin-code": OcrPrompt("Read code in the image."),
+    "dolphin-formula": OcrPrompt("Read formula in the image."),
+    "dolphin-layout": OcrPrompt("Parse the reading order of this document."),
+    "dolphin-table": OcrPrompt("Parse the table in the image."),
+    "dolphin-text": OcrPrompt("Read text in the image."),
     "dots-layout": OcrPrompt(_DOTS),
+    "glm-formula": OcrPrompt("Formula Recognition:"),
+    "glm-table": OcrPrompt("Table Recognition:"),
+    "glm-text": OcrPrompt("Text Recognition:"),
     "hunyuan-spotting": OcrPrompt("检测并识别图片中的文字，将文本坐标格式化输出。", system=""),
     "mineru-formula": OcrPrompt("\nFormula Recognition:", system=_SYSTEM),
     "mineru-layout": OcrPrompt("\nLayout Detection:", system=_SYSTEM),
     "mineru-table": OcrPrompt("\nTable Recognition:", system=_SYSTEM),
     "mineru-text": OcrPrompt("\nText Recognition:", system=_SYSTEM),
     "olmocr": OcrPrompt(_OLMOCR, text_first=True),
+    "paddleocr-chart": OcrPrompt("Chart Recognition:"),
+    "paddleocr-formula": OcrPrompt("Formula Recognition:"),
+    "paddleocr-table": OcrPrompt("Table Recognition:"),
+    "paddleocr-text": OcrPrompt("OCR:"),
 }
 
 
@@ -82,8 +95,12 @@ def find_prompt(question: str, trained: Sequence[str]) -> OcrPrompt:
         trained: names of the prompts that the model was trained with.
 
     Raises:
-        InputError: the name is that of another prompt.
+        InputError: the name is that of another prompt, or of a reading in two steps.
     """
+    if question in TWO_STEPS:
+        names = ", ".join(sorted(TWO_STEPS[question].names))
+        reason = f"<<param=>>{question!r} reads a page with several prompts, which only read does"
+        raise InputError(f"{reason}; give one of these prompts: {names}", param="question")
     if question in PROMPTS and question not in trained:
         how = f"give one of {', '.join(trained)}, or a question" if trained else "give a question"
         reason = f"<<param=>>{question!r} names a prompt that models of this architecture were not trained with"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import unescape
 
-from ...engine.elements import HTML_BOX, MAX_CELLS, Cell, Element, MarkedText, text_outside
+from ...engine.elements import HTML_BOX, MAX_CELLS, Cell, Element, MarkedText, read_table, text_outside
 from ...mm.media.page_facts import Box
 from .blocks import Block, Kind, table_text, union
 from .markdown import markdown_blocks
@@ -32,8 +32,11 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("picture", "image", "figure", "chart", "img", "logo", "stamp", "image_block", "unknown"), "picture"),
     **dict.fromkeys(("list_item", "list", "li", "checkbox_selected", "checkbox_unselected"), "list_item"),
     **dict.fromkeys(("text", "paragraph", "p", "abstract", "reference", "ref_text", "aside_text", "bibliography"), "paragraph"),
+    **{"head": "page_header", "foot": "page_footer", "cap": "caption", "fnote": "footnote", "tab": "table", "equ": "formula"},
+    **{"fig": "picture", "para": "paragraph", "half_para": "paragraph"},
+    **{f"sec_{level}": "heading" for level in range(6)},
 }  # fmt: skip
-"""Labels of layout elements in DocTags, dots.ocr, DeepSeek-OCR, MinerU, Nemotron-Parse and Qwen, with underscores."""
+"""Labels of layout elements in DocTags, dots.ocr, DeepSeek-OCR, Dolphin, MinerU, Nemotron-Parse and Qwen, with underscores."""
 _CONTAINERS = ("key_value_region", "form", "inline", "document_index")
 """Labels of DocTags whose contents are elements of their own."""
 _PLAIN = (
@@ -77,6 +80,22 @@ def answer_blocks(text: str, marked: MarkedText | None, scale: float, model: str
         blocks += _element_blocks(group, answer, base, scale, markup in _PLAIN)
         end = max(end, stop)
     return tuple(_placed_tables([*blocks, *_between(answer[end:], markup, base)]))
+
+
+def kind_of(element: Element) -> Kind:
+    """Return the kind of block that the label of an element names; a paragraph for unknown labels."""
+    return _KINDS.get(_plain_label(element), "paragraph")
+
+
+def region_blocks(region: Element, scale: float, model: str) -> tuple[Block, ...]:
+    """Return the blocks of a region that a model has read by itself. `region.text`: its answer with special tokens."""
+    cells = read_table(region.text) if kind_of(region) == "table" else ()
+    region = replace(region, cells=cells)
+    return tuple(_blocks_of(region, [region], Block("paragraph", "", source="model", model=model), scale, False))
+
+
+def _plain_label(element: Element) -> str:
+    return re.sub(r"[\s-]+", "_", element.label.strip().lower())
 
 
 def _placed_tables(blocks: Sequence[Block]) -> Iterator[Block]:
@@ -130,7 +149,7 @@ def _element_blocks(group: list[Element], answer: str, base: Block, scale: float
 
 def _blocks_of(element: Element, group: Sequence[Element], base: Block, scale: float, is_plain: bool) -> Iterator[Block]:
     """Yield the blocks of an element; `group` has it and the other boxes of its content."""
-    label = re.sub(r"[\s-]+", "_", element.label.strip().lower())
+    label = _plain_label(element)
     kind: Kind = _KINDS.get(label, "paragraph")
     text = _SPECIAL.sub("", element.text).strip()
     if not text and label in _CONTAINERS:
@@ -169,7 +188,7 @@ def _labelled(block: Block, kind: Kind, label: str) -> Block:
     """Return a block with the kind that its label gives, if it is a paragraph by itself."""
     if block.kind != "paragraph" and not (block.kind == "heading" and kind in ("page_header", "page_footer", "caption")):
         return block
-    digit = label[-1:] if label[:-1] in ("h", "section_header_level_") else ""
+    digit = label[-1:] if label[:-1] in ("h", "section_header_level_", "sec_") else ""
     level = int(digit) + (label[0] == "s") if digit else _LEVELS.get(label, 1)
     return replace(block, kind=kind, level=min(level, 6) if kind == "heading" else 1 if kind == "list_item" else 0)
 

@@ -23,6 +23,8 @@ HYPHENATED = re.compile(r"[^\W\d_]-$")
 MAX_JOINED = 256
 """Pages over which a paragraph or table goes on in one piece."""
 Source = Literal["text_layer", "reader", "model"]
+ConfidenceKind = Literal["calibrated", "token_probability"]
+"""What a confidence is: the expected share of right words, or the mean probability of the words' tokens."""
 Way = Literal["blank", "text_layer", "draft", "reading", "unread"]
 """How a page is read. "blank": not at all, because it shows nothing. "text_layer": from the file. "draft": by a model, with the
 text layer as its draft. "reading": by a model or another reader. "unread": nothing can read it."""
@@ -73,6 +75,13 @@ class Block:
     cells: tuple[Cell, ...] = ()
     continues: bool = False
 
+    @property
+    def confidence_kind(self) -> ConfidenceKind | None:
+        """What `confidence` is; None without one."""
+        if self.confidence is None:
+            return None
+        return "token_probability" if self.source == "model" else "calibrated"
+
 
 @dataclass(frozen=True)
 class NumberCheck:
@@ -113,6 +122,11 @@ class PageRecord:
     doubt: str | None = None
     numbers: NumberCheck | None = None
     confidence: float | None = None
+
+    @property
+    def confidence_kind(self) -> ConfidenceKind | None:
+        """What `confidence` is; None without one."""
+        return next((block.confidence_kind for block in self.blocks if block.confidence is not None), None)
 
     @property
     def text(self) -> str:

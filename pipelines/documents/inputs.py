@@ -23,10 +23,10 @@ from ...mm.tenants import tenant_of
 from ..files import SUFFIXES as MEDIA_SUFFIXES
 from ..files import NamedItem, named_items
 from .manifest import Ranges
+from .model_answers import info_of
 from .office import office_kind, office_pdf
 from .options import ReadOptions, pages_within, parse_pages
 from .page_task import PageReader
-from .readers import info_of
 from .ways import RULES
 
 T = TypeVar("T")

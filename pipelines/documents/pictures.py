@@ -10,7 +10,7 @@ from ...mm.media.page_picture import page_jpeg
 from ...mm.media.policy import MediaPolicy
 from ...mm.tenants import tenant_of
 from .inputs import is_text_document, patiently
-from .readers import info_of
+from .model_answers import info_of
 
 
 @dataclass(frozen=True)

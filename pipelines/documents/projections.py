@@ -132,6 +132,7 @@ def page_fields(page: PageRecord) -> dict[str, Any]:
         "error": _error(page.error),
         "doubt": page.doubt,
         "confidence": page.confidence,
+        **({"confidence_kind": page.confidence_kind} if page.confidence is not None else {}),
         **({"numbers": asdict(page.numbers)} if page.numbers is not None else {}),
         "blocks": [_block_fields(order, block, page.scale) for order, block in enumerate(page.blocks)],
     }
@@ -149,6 +150,7 @@ def _block_fields(order: int, block: Block, scale: float) -> dict[str, Any]:
         "box": block.box,
         "box_pixels": block.box and pixel_box(block.box, scale),
         "confidence": block.confidence,
+        **({"confidence_kind": block.confidence_kind} if block.confidence is not None else {}),
         "source": block.source,
         "model": block.model or None,
         "lines": [_line_fields(line, scale) for line in block.lines],

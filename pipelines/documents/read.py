@@ -22,10 +22,10 @@ from .fold import folded
 from .inputs import OpenedDocument, facts_of, open_document, patiently, scale_of
 from .layer_check import checked_facts
 from .manifest import Manifest
+from .model_answers import info_of
 from .options import LINE_CHARACTERS, ReadOptions
 from .page_blocks import page_blocks, part_blocks
 from .page_task import PageReader, PageTask
-from .readers import info_of
 from .stop import ReadingStopped, StopSignal
 from .text_blocks import text_order
 from .ways import choose_way

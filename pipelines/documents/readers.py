@@ -11,17 +11,18 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ...callers.errors import ErrorInfo, SensoriumError, error_reason, is_out_of_memory
+from ...callers.errors import ErrorInfo, InputError
 from ...engine.sampling_params import RepetitionDetectionParams, SamplingParams
-from ...mm.media.pdf import holds_pictures, is_pdf
-from ...mm.media.policy import MediaPolicy, PdfFile, page_of
+from ...mm.media.policy import MediaPolicy
 from .answers import answer_blocks
 from .blocks import PageRecord
 from .confidence import with_token_confidences
 from .doubt import SPARE, num_characters, why_invented, why_refusal
 from .line_recognizer import LineRecognizer
 from .lines_reader import PACKAGES, LinesReader
+from .model_answers import ENDS, error_of, image_of, info_of, tokens_of
 from .page_task import PageReader, PageTask
+from .region_reader import RegionReader
 from .stop import ReadingStopped, StopSignal
 from .ways import INSTALL, ReaderKind, why_broken
 
@@ -37,12 +38,8 @@ _ENGINE_OPTIONS = (
     "override_generation_config",
 )  # fmt: skip
 """Options of the engine that change answers."""
-
-
 _LOOPS = RepetitionDetectionParams(min_repeats=16, min_tokens=1024, repair=True)
 """Loops that are removed from answers. Empty cells and lines of forms also repeat, but for fewer tokens."""
-_ENDS = {"length": "it was cut off at the token limit", "repetition": "it repeats itself, and was ended"}
-"""Finish reasons of answers whose text is doubted, and the doubt."""
 
 
 class NoReader:
@@ -60,11 +57,13 @@ class ModelReader:
     """Reads pages with `ocr`. Their drafts are their text layers, or the printed lines if the reader of lines is installed.
 
     Args:
+        question: the prompt beside each page, or a name of `TWO_STEPS`.
         run: returns the results of tasks; None runs them in this thread.
         adapter: of the requests for all pages. Records depend on its content.
 
     Raises:
-        InputError: the question names another model's prompt, the model does not chat, or the engine sleeps or was closed.
+        InputError: the question names another model's prompt, or needs the reader of printed lines, which is not installed; the
+            model does not chat, or the engine sleeps or was closed.
         EngineDeadError: the engine's process has ended.
     """
 
@@ -81,17 +80,27 @@ class ModelReader:
     ) -> None:
         from ..ocr import OcrOptions
         from ..ocr_prompts import find_prompt
+        from ..two_steps import find_two_steps
 
-        find_prompt(question, engine.ocr_prompts)  # these are raised before any page is read: they are no errors of a page
+        two_steps = find_two_steps(question, engine.ocr_prompts)  # raised before any page is read: it is no error of a page
+        if two_steps is None:
+            find_prompt(question, engine.ocr_prompts)
         engine.chat_options()
         engine.loop.check_ready(())
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=_LOOPS)
         self._engine, self._options = engine, OcrOptions(question, max_tokens, params, cache_salt=cache_salt)
         self._run = run or self._run_all
         self._lines_reader = find_lines_reader()  # its lines are drafts, and show where the model invents text
+        if two_steps is not None and two_steps.layout is None and self._lines_reader is None:
+            reason = f"<<param=>>{question!r} takes the regions of pages from the reader of printed lines"
+            raise InputError(f"{reason}; pip install 'sensorium[documents]'", param="question", code="unsupported")
         self._lease = None if adapter is None else engine.adapters.lease(adapter)  # kept: all pages use this content
         if self._lease is not None:
             self._lease.load()
+        self._regions = None
+        if two_steps is not None:
+            reader, name = self._lines_reader, self.name
+            self._regions = RegionReader(engine, two_steps, self._options, self._run_leased, reader, name)
 
     @property
     def recognizer(self) -> LineRecognizer | None:
@@ -121,14 +130,25 @@ class ModelReader:
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=_plain).encode()).hexdigest()
 
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
+        if self._regions is not None:
+            records = self._regions.read(pages, policy, stop)
+        else:
+            records = self._read_whole(pages, policy, stop)
+        return [self._checked(page, record, policy, stop) for page, record in zip(pages, records, strict=True)]
+
+    def _read_whole(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
+        """Return the records of pages, each of which is read by one request."""
         from ..ocr import ocr_tasks
+
+        images, drafts = [image_of(page) for page in pages], [self._draft_of(page, policy, stop) for page in pages]
+        results = self._run_leased(ocr_tasks(self._engine, images, self._options, drafts))
+        return [self._record(page, result) for page, result in zip(pages, results, strict=True)]
+
+    def _run_leased(self, tasks: list[Task[Page]]) -> list[Page]:
+        """Return the results of tasks, whose requests use the reader's adapter."""
         from ..with_adapter import with_adapters
 
-        images, drafts = [_image_of(page) for page in pages], [self._draft_of(page, policy, stop) for page in pages]
-        tasks = ocr_tasks(self._engine, images, self._options, drafts)
-        results = self._run(with_adapters(self._engine, tasks, self._lease))
-        records = [self._record(page, result) for page, result in zip(pages, results, strict=True)]
-        return [self._checked(page, record, policy, stop) for page, record in zip(pages, records, strict=True)]
+        return self._run(with_adapters(self._engine, tasks, self._lease))
 
     def _draft_of(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> ReadDraft | None:
         """Return a function that reads the printed lines of a page as its draft, None if its text layer is the draft.
@@ -156,29 +176,15 @@ class ModelReader:
     def _record(self, page: PageTask, result: Page) -> PageRecord:
         """Return the record of a page. An answer that cannot be read as blocks is an error of this page alone."""
         if result.error is not None:
-            return page.record(error=replace(result.error.without_item(), modality=None, index=None), doubt=result.doubt)
+            return page.record(error=error_of(result), doubt=result.doubt)
         marked = result.output.outputs[0].marked
         try:
             blocks = answer_blocks(result.text, marked, page.scale, self.name) if result.text else ()
         except Exception as error:
             return page.record(error=info_of(error))
-        ended = _ENDS.get(result.finish_reason or "")
-        blocks, confidence = with_token_confidences(blocks, _tokens(result))
+        ended = ENDS.get(result.finish_reason or "")
+        blocks, confidence = with_token_confidences(blocks, tokens_of(result))
         return page.record(blocks, doubt=result.doubt or ended or why_refusal(result.text), confidence=confidence)
-
-
-def _tokens(result: Page) -> list[tuple[str, float]]:
-    """Return the text and the log probability of each token of an answer."""
-    answer = result.output.outputs[0]
-    steps = zip(answer.token_ids, answer.logprobs or (), strict=False)
-    return [(step[token].decoded_token or "", step[token].logprob) for token, step in steps if token in step]
-
-
-def info_of(error: Exception) -> ErrorInfo:
-    """Return any exception as the reason for which a page has no text."""
-    if isinstance(error, SensoriumError):
-        return error.info
-    return ErrorInfo("out_of_memory" if is_out_of_memory(error) else "internal", error_reason(error))
 
 
 def model_name(path: str) -> str:
@@ -189,12 +195,6 @@ def model_name(path: str) -> str:
 def _plain(value: object) -> object:
     """Return a value of an engine's option as JSON has it."""
     return dict(value) if isinstance(value, Mapping) else repr(value)
-
-
-def _image_of(page: PageTask) -> object:
-    """Return a page as an image of a prompt."""
-    has_pages = is_pdf(page.data) or holds_pictures(page.data)
-    return page_of(PdfFile(page.data), page.number) if has_pages else page.data
 
 
 def find_reader() -> PageReader:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain, islice
 
 from . import location_tokens
+from .bracket_boxes import IS_LAYOUT, find_bracket_boxes
 from .element import Element, ImageScale
 from .html_boxes import find_html_boxes
 from .json_places import find_json
@@ -45,6 +46,8 @@ def _table(text: str, scale: ImageScale) -> Iterator[Element]:
 
 def _resized_places(text: str, scale: ImageScale) -> Iterable[Element]:
     height, width = scale.resized
+    if IS_LAYOUT.match(text):
+        return find_bracket_boxes(text, scale, width, height)
     return _places(text, scale, width, height)
 
 
@@ -60,7 +63,7 @@ FORMATS: Mapping[str, Finder] = {
     "pointing_tags": location_tokens.find_pointing_tags,
     "ref_box": partial(find_tagged, style=REF_BOX),
     "ref_det": partial(find_tagged, style=REF_DET),
-    "resized_json": _resized_places,  # or HTML, in pixels of the resized image
+    "resized_json": _resized_places,  # or HTML, or a layout in brackets, in pixels of the resized image
     "xy_tokens": location_tokens.find_xy_tokens,
 }
 NUMBERED: Mapping[str, Callable[[str, Sequence[ImageScale]], Iterable[Element]]] = {

@@ -1,6 +1,7 @@
 """Runs `sensorium read` in processes of its own: one after the other, each killed at a random point, or two at once.
 
-`python interrupted_reads.py SEED KILLS FOLDER OUTPUTS` prints the attempts of each page and the exit code of each run.
+`python interrupted_reads.py SEED KILLS STEPS FOLDER OUTPUTS` prints the attempts of each page, the exit code of each run, and
+how many pages were in work at each kill. `STEPS`: number of the first steps of a run at which it may be killed.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sensorium.cli.main import main
 from sensorium.mm.media import pdf
 from sensorium.mm.media.isolate import run_inline
 from sensorium.pipelines.documents import inputs, output, read
-from sensorium.pipelines.documents.manifest import Manifest
+from sensorium.pipelines.documents.manifest import NAME, Manifest
 
 
 def run(words: list[str], kill_at: int | None) -> int:
@@ -64,20 +66,33 @@ def exit_code(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def run_all(seed: int, kills: int, folder: str, outputs: str) -> None:
+def num_in_work(manifest: Path, child: int) -> int:
+    """Return how many pages a process that was killed has leased."""
+    if not manifest.exists():
+        return 0
+    with closing(sqlite3.connect(manifest)) as base:
+        if base.execute("SELECT 1 FROM sqlite_master WHERE name='pages'").fetchone() is None:
+            return 0
+        owners = base.execute("SELECT owner FROM pages WHERE owner IS NOT NULL AND record IS NULL").fetchall()
+    return sum(f":{child}:" in owner for (owner,) in owners)
+
+
+def run_all(seed: int, kills: int, steps: int, folder: str, outputs: str) -> None:
     read.CHUNK = 3
     pdf.run_isolated = inputs.run_isolated = lambda *args, **_: run_inline(*args)  # a codec worker starts in a second
     words = ["read", folder, "--output-dir", outputs, "--resume", "--jobs", "1"]  # PDFium is for one thread of a process
-    random_steps = random.Random(seed)
-    if kills:
-        codes = [exit_code(run(words, random_steps.randrange(90))) for _ in range(kills)]
-        codes.append(exit_code(run(words, None)))
-    else:
-        codes = [exit_code(child) for child in [run(words, None), run(words, None)]]
-    with Manifest(Path(outputs) / ".sensorium-read.sqlite") as manifest:
+    random_steps, path = random.Random(seed), Path(outputs) / NAME
+    codes, in_work = list[int](), list[int]()
+    for _ in range(kills):
+        child = run(words, random_steps.randrange(steps))
+        codes.append(exit_code(child))
+        in_work.append(num_in_work(path, child))
+    last = [run(words, None) for _ in range(1 if kills else 2)]
+    codes += [exit_code(child) for child in last]
+    with Manifest(path) as manifest:
         attempts = list(manifest.attempts().values())
-    print(json.dumps({"codes": codes, "attempts": attempts}))
+    print(json.dumps({"codes": codes, "attempts": attempts, "in_work": in_work}))
 
 
 if __name__ == "__main__":
-    run_all(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    run_all(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])

@@ -237,6 +237,11 @@ FORMATS: dict[str, tuple[str | None, str, list[tuple[Any, ...]]]] = {
         "<|box_start|>0 100 1000 200<|box_end|><|ref_start|>table<|ref_end|><|md_start|><fcel>1<lcel><nl><|md_end|>\nloose",
         [("heading", 1, "One"), ("table", "1"), ("paragraph", "loose")],
     ),
+    "dolphin-layout": (
+        "resized_json",
+        "[0,0,500,90][sec_1][PAIR_SEP][0,100,500,190][para][author][RELATION_SEP][0,200,500.5,290][tab][PAIR_SEP][0,300,1",
+        [("heading", 2, ""), ("paragraph", ""), ("table", ""), ("paragraph", "[0,300,1")],
+    ),
     "mineru-table": ("box_tokens", "<fcel>a<fcel>b<nl>after", [("caption", "after"), ("table", "a\tb")]),
     "paddleocr-vl": (
         "corner_tokens",

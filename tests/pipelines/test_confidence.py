@@ -109,6 +109,7 @@ def test_pages_have_the_mean_of_their_words_and_are_doubted_below_a_half(monkeyp
     assert good.doubt is None
     fields = page_fields(good)
     assert fields["confidence"] == good.confidence
+    assert fields["confidence_kind"] == fields["blocks"][0]["confidence_kind"] == "calibrated"
     assert fields["blocks"][0]["lines"][0]["word_confidences"] == (words[0],)
     bad = read_page([0.7, 0.7, 0.99], monkeypatch)  # their mean score, 0.8, is no sign of a wrong text by itself
     assert bad.confidence is not None
@@ -122,6 +123,9 @@ def test_words_of_models_have_the_probabilities_of_their_tokens() -> None:
     scored, confidence = with_token_confidences(blocks, tokens)
     assert [block.confidence for block in scored] == pytest.approx([(0.25 + 0.8) / 2, math.exp(-0.1)], abs=0.01)
     assert confidence == pytest.approx((0.25 + 0.8 + math.exp(-0.1)) / 3, abs=0.01)
+    fields = page_fields(PageRecord(1, blocks=scored, confidence=confidence))
+    assert fields["confidence_kind"] == fields["blocks"][0]["confidence_kind"] == "token_probability"
+    assert "confidence_kind" not in page_fields(PageRecord(1, blocks=blocks))
     assert with_token_confidences(blocks, []) == (blocks, None)
     (other,), none = with_token_confidences((Block("paragraph", "else", source="model"),), tokens)
     assert (other.confidence, none) == (None, None)

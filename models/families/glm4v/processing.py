@@ -113,6 +113,7 @@ class Glm46VProcessingInfo(Glm4VProcessingInfo):
 class GlmOcrProcessingInfo(Glm4VProcessingInfo):
     """ProcessingInfo of GLM-OCR."""
 
+    ocr_prompts = ("glm-formula", "glm-table", "glm-text")
     placeholders = {"image": ("image_token_id", 59280), "video": ("video_token_id", 59281)}
     start_and_end = (59256, 59257)
     text_config_defaults = {"vocab_size": 59392, "hidden_size": 1024}

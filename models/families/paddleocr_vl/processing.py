@@ -10,6 +10,7 @@ class PaddleOcrVLProcessingInfo(NativeResolutionInfo):
     """ProcessingInfo of PaddleOCR-VL. A side shorter than a merged patch is enlarged to one, keeping the aspect ratio."""
 
     element_format = "corner_tokens"
+    ocr_prompts = ("paddleocr-chart", "paddleocr-formula", "paddleocr-table", "paddleocr-text")
     modalities = ("image",)
     valid_kwargs = {"image": IMAGE_KWARGS}
     placeholders = {"image": ("image_token_id", 100295)}

@@ -25,7 +25,7 @@ class Qwen25VLProcessingInfo(Qwen2VLProcessingInfo):
     """ProcessingInfo of Qwen2.5-VL: the temporal positions of a video follow its seconds."""
 
     element_format = "resized_json"
-    ocr_prompts = ("olmocr",)
+    ocr_prompts = ("dolphin-code", "dolphin-formula", "dolphin-layout", "dolphin-table", "dolphin-text", "olmocr")
 
     def time_step(self, fps: float) -> float:
         """Return `tokens_per_second` times the seconds that one temporal patch covers."""

@@ -48,6 +48,7 @@ BOXES = [
     ),
     ("resized_json", '[{"bbox_2d": [10, 20, 30, 40], "label": "cup"}]', "cup", box(20, 40, 60, 80)),
     ("resized_json", '[{"bbox": [0, 0, 500, 500], "category": "Picture"}]', "Picture", WHOLE),
+    ("resized_json", "[10,20,30,40][para][author][PAIR_SEP]", "para", box(20, 40, 60, 80)),
     (
         "resized_json",
         '<body><div class="image" data-bbox="10 20 30 40"><img data-bbox="1 1 2 2"/></div>',
