@@ -54,7 +54,7 @@ WORDS = {
     forêt. Les bénéficiaires doivent présenter leur dossier complet avant l'échéance, sans quoi l'aide sera refusée""",
 }
 WIDTH, HEIGHT = 1240, 874  # pixels of a page: half of an A4 sheet at 150 dpi
-_OVERSAMPLING = 2  # a page is drawn so many times larger, then reduced
+OVERSAMPLING = 2  # a page is drawn so many times larger, then reduced
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ def text_of(rng: random.Random, words: Sequence[str]) -> str:
 
 
 def draw_page(rng: random.Random, fonts: Sequence[str], sizes: tuple[int, int]) -> tuple[Any, tuple[TrueWord, ...]]:
-    """Return a page of one or two columns as a grey picture, `_OVERSAMPLING` times larger, and its words."""
+    """Return a page of one or two columns as a grey picture, `OVERSAMPLING` times larger, and its words."""
     from PIL import Image, ImageDraw, ImageFont
 
     size = rng.randint(*sizes)  # pixels of the font
-    font = ImageFont.truetype(str(FONTS / rng.choice(fonts)), size * _OVERSAMPLING)
-    page = Image.new("L", (WIDTH * _OVERSAMPLING, HEIGHT * _OVERSAMPLING), rng.randint(235, 255))
+    font = ImageFont.truetype(str(FONTS / rng.choice(fonts)), size * OVERSAMPLING)
+    page = Image.new("L", (WIDTH * OVERSAMPLING, HEIGHT * OVERSAMPLING), rng.randint(235, 255))
     pen, ink, columns, words = ImageDraw.Draw(page), rng.randint(0, 90), rng.choice((1, 1, 2)), list[TrueWord]()
     width = (WIDTH - 80 - 40 * (columns - 1)) // columns
     for column in range(columns):
@@ -119,26 +119,36 @@ def draw_page(rng: random.Random, fonts: Sequence[str], sizes: tuple[int, int]) 
             end = left + width * rng.choice((1.0, 1.0, 0.6))
             while True:
                 text = text_of(rng, source)
-                length = font.getlength(text) / _OVERSAMPLING
+                length = font.getlength(text) / OVERSAMPLING
                 if x + length > end:
                     break
-                pen.text((x * _OVERSAMPLING, y * _OVERSAMPLING), text, font=font, fill=ink)
+                pen.text((x * OVERSAMPLING, y * OVERSAMPLING), text, font=font, fill=ink)
                 words.append(TrueWord(text, x + length / 2, y + size * 0.6, size * 0.6))
-                x += length + font.getlength(" ") / _OVERSAMPLING
+                x += length + font.getlength(" ") / OVERSAMPLING
             y += size * rng.choice((1.3, 1.3, 1.3, 2.2))
     return page, tuple(words)
 
 
 def picture_of(rng: random.Random, condition: str, fonts: Sequence[str]) -> Picture:
     """Return a page in a condition: "clean", "scanned" (at 75 to 150 dpi) or "photographed" (on a table, from the side)."""
+    page, words = draw_page(rng, fonts, (11, 30))
+    pixels, matrix = in_condition(rng, condition, page)
+    return Picture(condition, pixels, words, matrix)
+
+
+def in_condition(rng: random.Random, condition: str, page: Any) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Return the pixels of a page in a condition, and the homography from them to those of the page; see `Picture`.
+
+    Args:
+        page: a grey picture, `OVERSAMPLING` times as large as WIDTH x HEIGHT.
+    """
     import cv2
     from PIL import Image
 
-    page, words = draw_page(rng, fonts, (11, 30))
     noise, matrix = np.random.default_rng(rng.getrandbits(32)), np.eye(3)
     if condition == "clean":
         small = page.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
-        return Picture(condition, np.repeat(np.asarray(small)[..., None], 3, axis=2), words, matrix)
+        return np.repeat(np.asarray(small)[..., None], 3, axis=2), matrix
     scale = rng.uniform(0.5, 1.0) if condition == "scanned" else rng.uniform(0.6, 1.1)
     width, height = int(WIDTH * scale), int(HEIGHT * scale)
     corners = np.array([(0, 0), (WIDTH, 0), (WIDTH, HEIGHT), (0, HEIGHT)], np.float32)
@@ -149,11 +159,11 @@ def picture_of(rng: random.Random, condition: str, fonts: Sequence[str]) -> Pict
         angle = np.deg2rad(rng.uniform(-1.5, 1.5))
         turn = np.array([(np.cos(angle), -np.sin(angle)), (np.sin(angle), np.cos(angle))])
         target = (target - (width / 2, height / 2)) @ turn.T + (width / 2, height / 2)
-    forward = cv2.getPerspectiveTransform(corners * _OVERSAMPLING, target.astype(np.float32))
+    forward = cv2.getPerspectiveTransform(corners * OVERSAMPLING, target.astype(np.float32))
     table = cv2.resize(noise.uniform(60, 150, (height // 40 + 2, 4)).astype(np.float32), (width, height))
     back = table if condition == "photographed" else np.full((height, width), 250, np.float32)
     shape, flags = (width, height), cv2.INTER_AREA
-    source = cv2.GaussianBlur(np.asarray(page), (0, 0), 0.45 * _OVERSAMPLING / scale)  # against aliasing
+    source = cv2.GaussianBlur(np.asarray(page), (0, 0), 0.45 * OVERSAMPLING / scale)  # against aliasing
     flat = cv2.warpPerspective(source, forward, shape, flags=flags).astype(np.float32)
     mask = cv2.warpPerspective(np.full_like(source, 255), forward, shape, flags=flags).astype(np.float32) / 255
     grey = flat * mask + back * (1 - mask)
@@ -165,8 +175,7 @@ def picture_of(rng: random.Random, condition: str, fonts: Sequence[str]) -> Pict
     file = BytesIO()
     Image.fromarray(grey.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=rng.randint(20, 85))
     pixels = np.asarray(Image.open(file).convert("RGB"))
-    scaled = cv2.getPerspectiveTransform(target.astype(np.float32), corners)
-    return Picture(condition, pixels, words, scaled)
+    return pixels, cv2.getPerspectiveTransform(target.astype(np.float32), corners)
 
 
 def pictures(seed: int, fonts: Sequence[str], count: int) -> Iterator[Picture]:

@@ -218,8 +218,9 @@ class Run:
     memory: int
 
 
-def read(path: Path, *options: str) -> Run:
-    command = [sys.executable, "-c", _CHILD, "read", str(path), *options]
+def read(path: Path, *words: str) -> Run:
+    """Run `sensorium read`. `words`: other paths and options."""
+    command = [sys.executable, "-c", _CHILD, "read", str(path), *words]
     return run(command, "sensorium")
 
 
@@ -267,6 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pages", type=int, default=40, help="born-digital pages that are scored")
     parser.add_argument("--scans", type=int, default=6, help="scanned pages that are scored")
+    parser.add_argument("--mixed", type=int, default=100, help="pages with text layers and scans, of which a quarter are scans")
     parser.add_argument("--many", type=int, default=2000, help="pages of the document that shows the memory")
     parser.add_argument("--docling", help="a Python with docling")
     parser.add_argument("--seed", type=int, default=36)
@@ -290,13 +292,28 @@ def measure(args: argparse.Namespace, folder: Path) -> list[str]:
     if args.scans:
         write_scans(digital, list(range(1, args.scans + 1)), scans, args.seed)
         lines.append(row_of("sensorium, RapidOCR, scans", pages[: args.scans], read(scans)))
-    lines += ["", "| text layer | pages/s | CPU s/page | peak MB |", "|---|---|---|---|"]
+    lines += ["", "| pages | seconds | pages/s | CPU s/page | peak MB |", "|---|---|---|---|---|"]
+    if args.mixed:
+        lines.append(measure_mixed(args.mixed, args.seed + 2, folder))
     for count in (10, args.many):
         path = folder / f"{count}.pdf"
         write_pdf(sources(count, args.seed + 1), path)
         done = read(path, "--output-dir", str(folder / f"out-{count}"))
-        lines.append(f"| {count:,} pages | {count / done.seconds:.1f} | {done.cpu / count:.3f} | {done.memory} |")
+        lines.append(cost_row(f"{count:,} with text layers", count, done))
     return lines
+
+
+def measure_mixed(count: int, seed: int, folder: Path) -> str:
+    """Return the row of documents of which three quarters of the pages have text layers, and the others are scans."""
+    digital, scans, num_scans = folder / "mixed.pdf", folder / "mixed-scans.pdf", max(count // 4, 1)
+    write_pdf(sources(max(count - num_scans, num_scans), seed), digital)
+    write_scans(digital, list(range(1, num_scans + 1)), scans, seed)
+    done = read(digital, str(scans), "--output-dir", str(folder / "out-mixed"))
+    return cost_row(f"{count:,}, of which {num_scans} are scans", count, done)
+
+
+def cost_row(name: str, count: int, done: Run) -> str:
+    return f"| {name} | {done.seconds:.1f} | {count / done.seconds:.1f} | {done.cpu / count:.3f} | {done.memory} |"
 
 
 def row_of(name: str, pages: list[Source], done: Run) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,7 +112,7 @@ def _read(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOpt
     reader = _reader(args, options)
     errors, names = list[ErrorInfo](), [] if args.draw is None else output_names([item.source for item in items], "")
     path = None if folder is None else folder.manifest
-    with Manifest(path) as manifest, exit_on_signals(manifest.give_back), _progress() as on_records:
+    with Manifest(path) as manifest, exit_on_signals(manifest.give_back), _progress(manifest) as on_records:
         documents = DocumentReader(items, reader, options, policy, manifest, on_records)
         for index, document in _in_order(documents.documents(), in_order=folder is None):
             errors += _write(args, index, document, manifest, folder, len(items) > 1)
@@ -204,12 +205,24 @@ def _in_order(documents: Iterator[tuple[int, OpenedDocument]], in_order: bool) -
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[OpenedDocument, Sequence[PageRecord]], object]]:
-    """Count pages on stderr, with pages a second, if it is a terminal."""
+def _progress(manifest: Manifest) -> Iterator[Callable[[OpenedDocument, Sequence[PageRecord]], object]]:
+    """Count pages on stderr, with pages a second and the time left, if it is a terminal.
+
+    The total is that of the documents that have been opened, without pages that earlier runs have read.
+    """
     from tqdm import tqdm
 
-    with tqdm(desc="Read", unit=" pages", disable=not sys.stderr.isatty()) as bar:
-        yield lambda _, records: bar.update(len(records))
+    seen, lock = set[str](), threading.Lock()
+    with tqdm(desc="Read", unit=" pages", total=0, disable=not sys.stderr.isatty()) as bar:
+
+        def count(document: OpenedDocument, records: Sequence[PageRecord]) -> None:
+            with lock:  # pages are finished in several threads
+                if document.key not in seen:
+                    seen.add(document.key)
+                    bar.total += manifest.missing(document.key, document.ranges) + len(records)
+                bar.update(len(records))
+
+        yield count
 
 
 def _print_plan(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOptions) -> int:

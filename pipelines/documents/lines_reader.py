@@ -33,7 +33,9 @@ PACKAGES = ("rapidocr", "onnxruntime")
 _MIN_CONFIDENCE = 0.5  # a page with a lower confidence is doubted
 _TALL = 1.5  # ratio of height to width; RapidOCR turns taller lines by a quarter before it reads them
 _WIDTH = 0.8  # maximum width of a character, in line heights
-_SQUEEZED = 4.0  # ratio of width to height; wider lines are squeezed too much for the classifier of turned lines
+_SQUEEZED = 4.0  # ratio of width to height that the classifier of turned lines sees; wider pictures would be squeezed
+_SURE = 0.8  # share of the lines, weighted by score, about which the classifier has to agree
+_SAMPLE = 4  # lines that are read in both directions if it does not
 
 
 @dataclass(frozen=True)
@@ -121,15 +123,16 @@ class LinesReader:
     def _turned(self, engine: Any, pictures: list[Picture]) -> tuple[list[Picture], Any]:
         """Turn the pictures of a page's lines if most of them are upside down, in place of RapidOCR's `cls_and_rotate`.
 
-        It turns each line by itself, and is often wrong about long ones, because the classifier sees them squeezed.
+        It turns each line by itself, and is often wrong about long ones, because the classifier sees them squeezed. Here it
+        sees their starts. If it is unsure about the page, some lines are read in both directions.
         """
-        result = engine.text_cls(pictures)
-        shapes = [picture.shape[1] / picture.shape[0] for picture in pictures]
-        votes = [label == "180" for (label, _), shape in zip(result.cls_res, shapes, strict=True) if shape <= _SQUEEZED]
-        votes = votes or [label == "180" for label, _ in result.cls_res]
-        self._turns = replace(self._turns, is_upside_down=votes.count(True) * 2 > len(votes))
-        is_turned = self._turns.is_upside_down
-        return [np.ascontiguousarray(picture[::-1, ::-1]) if is_turned else picture for picture in pictures], result
+        starts = [picture[:, : max(round(_SQUEEZED * picture.shape[0]), 1)] for picture in pictures]
+        result = engine.text_cls(starts)
+        turned = sum(float(score) for label, score in result.cls_res if label == "180")
+        share = turned / max(sum(float(score) for _, score in result.cls_res), 1e-6)
+        is_turned = share > 0.5 if abs(share - 0.5) > _SURE - 0.5 else _reads_better_turned(engine, starts)
+        self._turns = replace(self._turns, is_upside_down=is_turned)
+        return [_upside_down(picture) if is_turned else picture for picture in pictures], result
 
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
         return [self._read(page, policy, stop) for page in pages]
@@ -179,6 +182,17 @@ class LinesReader:
                 places, scores = words[0][0]
                 lines.append(ReadLine(text, quad, scores or (float(score),) * sum(map(len, text.split())), places))
         return lines
+
+
+def _reads_better_turned(engine: Any, pictures: Sequence[Picture]) -> bool:
+    """Return whether the widest of some lines have higher scores if they are turned upside down."""
+    sample = sorted(pictures, key=lambda picture: picture.shape[1], reverse=True)[:_SAMPLE]
+    upright, turned = (sum(map(float, engine.recognize_txt(lines).scores)) for lines in (sample, [*map(_upside_down, sample)]))
+    return turned > upright
+
+
+def _upside_down(picture: Picture) -> Picture:
+    return np.ascontiguousarray(picture[::-1, ::-1])
 
 
 def _text_quad(corners: Sequence[Point], turns: PageTurns) -> Quad:

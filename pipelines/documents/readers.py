@@ -11,11 +11,15 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ...callers.errors import ErrorInfo, InputError
 from ...engine.sampling_params import RepetitionDetectionParams, SamplingParams
+from ...mm.media.isolate import run_isolated
+from ...mm.media.page_facts import page_pixels
 from ...mm.media.policy import MediaPolicy
 from .answers import answer_blocks
-from .blocks import PageRecord
+from .blocks import Block, PageRecord
 from .confidence import with_token_confidences
 from .doubt import SPARE, num_characters, why_invented, why_refusal
 from .line_recognizer import LineRecognizer
@@ -23,6 +27,7 @@ from .lines_reader import PACKAGES, LinesReader
 from .model_answers import ENDS, error_of, image_of, info_of, tokens_of
 from .page_task import PageReader, PageTask
 from .region_reader import RegionReader
+from .spreads import RATIOS, gutter_of
 from .stop import ReadingStopped, StopSignal
 from .ways import INSTALL, ReaderKind, why_broken
 
@@ -137,12 +142,33 @@ class ModelReader:
         return [self._checked(page, record, policy, stop) for page, record in zip(pages, records, strict=True)]
 
     def _read_whole(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
-        """Return the records of pages, each of which is read by one request."""
+        """Return the records of pages, each of which is read by one request, or by two if it shows two pages of a book."""
         from ..ocr import ocr_tasks
 
-        images, drafts = [image_of(page) for page in pages], [self._draft_of(page, policy, stop) for page in pages]
-        results = self._run_leased(ocr_tasks(self._engine, images, self._options, drafts))
-        return [self._record(page, result) for page, result in zip(pages, results, strict=True)]
+        tasks: list[Task[Page]] = []
+        edges = list[tuple[int, ...]]()  # left edges of the parts of each page, in pixels
+        for page in pages:
+            parts = self._parts_of(page, policy, stop)
+            edges.append(tuple(left for left, _ in parts))
+            draft = self._draft_of(page, policy, stop) if len(parts) == 1 else str  # "": none
+            tasks += ocr_tasks(self._engine, [image for _, image in parts], self._options, [draft] * len(parts))
+        results = iter(self._run_leased(tasks))
+        return [self._record(page, [(left, next(results)) for left in lefts]) for page, lefts in zip(pages, edges, strict=True)]
+
+    def _parts_of(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> list[tuple[int, object]]:
+        """Return the images that a page is read as, with their left edges: itself, or the two pages of a spread."""
+        whole, facts = [(0, image_of(page))], page.facts
+        if facts.num_chars or not RATIOS[0] < facts.width / max(facts.height, 1e-6) < RATIOS[1]:
+            return whole
+        try:
+            pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy)).numpy()
+        except ReadingStopped:
+            raise
+        except Exception:  # its request will tell the reason
+            return whole
+        if (gutter := gutter_of(pixels)) is None:
+            return whole
+        return [(0, np.ascontiguousarray(pixels[:, :gutter])), (gutter, np.ascontiguousarray(pixels[:, gutter:]))]
 
     def _run_leased(self, tasks: list[Task[Page]]) -> list[Page]:
         """Return the results of tasks, whose requests use the reader's adapter."""
@@ -173,18 +199,34 @@ class ModelReader:
             _log.exception("the lines of a page could not be found")
             return record
 
-    def _record(self, page: PageTask, result: Page) -> PageRecord:
-        """Return the record of a page. An answer that cannot be read as blocks is an error of this page alone."""
-        if result.error is not None:
-            return page.record(error=error_of(result), doubt=result.doubt)
-        marked = result.output.outputs[0].marked
-        try:
-            blocks = answer_blocks(result.text, marked, page.scale, self.name) if result.text else ()
-        except Exception as error:
-            return page.record(error=info_of(error))
-        ended = ENDS.get(result.finish_reason or "")
-        blocks, confidence = with_token_confidences(blocks, tokens_of(result))
-        return page.record(blocks, doubt=result.doubt or ended or why_refusal(result.text), confidence=confidence)
+    def _record(self, page: PageTask, results: Sequence[tuple[int, Page]]) -> PageRecord:
+        """Return the record of a page. An answer that cannot be read as blocks is an error of this page alone.
+
+        Args:
+            results: of each part of the page, with its left edge in pixels.
+        """
+        blocks, tokens, doubts = list[Block](), list[tuple[str, float]](), list[str]()
+        for left, result in results:
+            if result.error is not None:
+                return page.record(error=error_of(result), doubt=result.doubt)
+            marked = result.output.outputs[0].marked
+            try:
+                part = answer_blocks(result.text, marked, page.scale, self.name) if result.text else ()
+            except Exception as error:
+                return page.record(error=info_of(error))
+            blocks += [_shifted(block, left / page.scale) for block in part]
+            tokens += tokens_of(result)
+            doubts += filter(None, (result.doubt, ENDS.get(result.finish_reason or ""), why_refusal(result.text)))
+        scored, confidence = with_token_confidences(blocks, tokens)
+        return page.record(scored, doubt=next(iter(doubts), None), confidence=confidence)
+
+
+def _shifted(block: Block, distance: float) -> Block:
+    """Return a block that is moved to the right by points."""
+    if block.box is None or not distance:
+        return block
+    left, top, right, bottom = block.box
+    return replace(block, box=(round(left + distance, 2), top, round(right + distance, 2), bottom))
 
 
 def model_name(path: str) -> str:

@@ -26,7 +26,16 @@ from ..protocol.documents import DocumentForm
 from ..state import Server, cache_salt, new_id, server_of, unless_disconnected
 from ..streams import open_stream
 
-_TYPES = {"md": "text/markdown", "txt": "text/plain"}
+_TYPES = {
+    "md": "text/markdown",
+    "txt": "text/plain",
+    "html": "text/html",
+    "csv": "text/csv",
+    "docling": "application/json",
+    "hocr": "application/xhtml+xml",
+    "alto": "application/xml",
+}
+"""Content types of `TextFormat`."""
 
 
 async def documents(request: Request) -> Response:
@@ -61,7 +70,8 @@ def _response(server: Server, form: DocumentForm, document: Document, name: str)
     fields = _fields(server, form, document, name)
     if form.response_format == "json":
         return JSONResponse(fields)
-    return Response(fields["content"], media_type=_TYPES[form.response_format])
+    headers = {"Content-Security-Policy": "sandbox"}  # a page of somebody else's text gets no rights of this server
+    return Response(fields["content"], headers=headers, media_type=_TYPES[form.response_format])
 
 
 def _options(request: Request, form: DocumentForm) -> ReadKeywords:

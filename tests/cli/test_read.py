@@ -22,6 +22,7 @@ from sensorium.mm.media.page_facts import page_facts, page_pixels
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import readers
 from sensorium.pipelines.documents.manifest import NAME
+from tqdm import tqdm
 from waiting import wait_until
 
 pytest.importorskip("pypdfium2")
@@ -179,6 +180,25 @@ def test_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text_pdf([["a page on stdin"]]))))
     assert main(["read", "-", "--format", "txt"]) == 0
     assert capsys.readouterr().out == "a page on stdin\n"
+
+
+def test_progress_has_the_pages_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[tuple[int, int]]()
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def update(self, n: float | None = 1) -> bool | None:
+            self.n += n or 0
+            shown.append((int(self.n), int(self.total or 0)))
+            return None
+
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    (tmp_path / "a.pdf").write_bytes(text_pdf([["one"], ["two"], ["three"]]))
+    (tmp_path / "b.pdf").write_bytes(text_pdf([["four"], ["five"]]))
+    first, second = str(tmp_path / "a.pdf"), str(tmp_path / "b.pdf")
+    options = ["--output-dir", str(tmp_path / "out"), "--resume"]
+    assert main(["read", first, "--pages", "2", *options]) == 0
+    assert main(["read", first, second, *options]) == 0
+    assert shown == [(1, 1), (1, 2), (2, 2), (3, 4), (4, 4)]
 
 
 def test_a_folder_is_gone_on_with_only_if_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

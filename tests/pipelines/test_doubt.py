@@ -224,7 +224,7 @@ def test_answers_that_end_badly_are_doubted(text: str, finish_reason: str, is_do
     reader = ModelReader.__new__(ModelReader)
     reader._engine = SimpleNamespace(config=SimpleNamespace(model="m"))  # type: ignore[assignment]
     task = PageTask(b"", 1, facts("", marks=900), "reading", "", 1.0)
-    assert (reader._record(task, result).doubt is not None) is is_doubted
+    assert (reader._record(task, [(0, result)]).doubt is not None) is is_doubted
 
 
 def test_loops_of_models_are_repaired() -> None:

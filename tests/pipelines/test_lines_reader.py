@@ -149,16 +149,33 @@ def test_cells_are_told_apart_by_rules_only_where_they_are(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("labels", "widths", "is_turned"),
-    [(["0", "180", "0"], [60, 600, 60], False), (["180", "0", "180"], [60, 600, 60], True), (["180"], [600], True)],
+    ("labels", "reads_turned", "is_turned"),
+    [
+        (["0", "0", "0", "0", "0", "180"], True, False),
+        (["180", "180", "180", "180", "180", "0"], False, True),
+        (["0", "180", "0"], True, True),
+        (["180", "180", "0"], False, False),
+    ],
 )
-def test_a_page_is_turned_as_a_whole(labels: list[str], widths: list[int], is_turned: bool) -> None:
-    """RapidOCR turns each line by itself, and the classifier is often wrong about long lines."""
-    pictures = [np.arange(20 * width * 3).reshape(20, width, 3).astype(np.uint8) for width in widths]
-    engine: Any = SimpleNamespace(text_cls=lambda given: SimpleNamespace(cls_res=[(label, 0.99) for label in labels]))
+def test_a_page_is_turned_as_a_whole(labels: list[str], reads_turned: bool, is_turned: bool) -> None:
+    """The classifier sees the starts of lines. If it is unsure, lines are read in both directions."""
+    pictures = [np.arange(20 * width * 3).reshape(20, width, 3).astype(np.uint8) for width in (60, 600, 80, 90, 70, 50)]
+    pictures, seen, readings = pictures[: len(labels)], list[Any](), list[Any]()
+
+    def classify(starts: list[Any]) -> Any:
+        seen.extend(starts)
+        return SimpleNamespace(cls_res=[(label, 0.9) for label in labels])
+
+    def recognize(lines: list[Any]) -> Any:
+        readings.append(lines)
+        return SimpleNamespace(scores=[0.9 if (len(readings) == 2) is reads_turned else 0.6] * len(lines))
+
+    engine: Any = SimpleNamespace(text_cls=classify, recognize_txt=recognize)
     turned, _ = LinesReader()._turned(engine, pictures)
+    assert [start.shape[1] for start in seen] == [min(picture.shape[1], 80) for picture in pictures]
     expected = [picture[::-1, ::-1] if is_turned else picture for picture in pictures]
     assert all(np.array_equal(a, b) for a, b in zip(turned, expected, strict=True))
+    assert len(readings) == (2 if len(labels) == 3 else 0)
 
 
 def test_short_lines_of_a_page_on_its_side_are_turned() -> None:

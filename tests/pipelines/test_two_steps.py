@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from oracle import build_checkpoint
 from PIL import Image, ImageDraw
+from scripted_model import Scripted
 from sensorium import LLM
 from sensorium.callers.errors import ErrorInfo, InputError
-from sensorium.engine.elements import Element, MarkedText
+from sensorium.engine.elements import Element
 from sensorium.mm.media.page_facts import PageFacts, TextLine
 from sensorium.mm.media.policy import DEFAULT_POLICY
 from sensorium.pipelines.documents import readers, region_reader
@@ -25,9 +24,7 @@ from sensorium.pipelines.documents.readers import ModelReader
 from sensorium.pipelines.documents.regions import layout_regions, region_picture
 from sensorium.pipelines.documents.stop import StopSignal
 from sensorium.pipelines.ocr_prompts import PROMPTS
-from sensorium.pipelines.run import Task
 from sensorium.pipelines.two_steps import TWO_STEPS, find_two_steps
-from sensorium.processors.elements.element import ImageScale
 
 WIDTH, HEIGHT = 1000, 800
 MINERU = {
@@ -55,61 +52,13 @@ DOLPHIN = {
 }
 
 
-class Scripted:
-    """A model that answers by its prompt, and keeps what it was asked.
-
-    Args:
-        answers: by prompt; of a list, each request gets the next one.
-        markup: the format of its elements.
-    """
-
-    def __init__(
-        self, answers: dict[str, Any], names: Sequence[str], markup: str = "", resized: tuple[int, int] = (1, 1)
-    ) -> None:
-        self.answers = {prompt: [*answer] if isinstance(answer, list) else answer for prompt, answer in answers.items()}
-        self.requests = list[tuple[str, Any]]()  # prompt, and image
-        self.params, self.drafts = list[Any](), list[str]()
-        self.markup, self.resized, self.errors = markup, resized, dict[str, ErrorInfo]()
-        self.ocr_prompts = names
-        self.config = SimpleNamespace(media=DEFAULT_POLICY, model="org/scripted", torch_device=SimpleNamespace(type="cpu"))
-        self.stats, self.loop = SimpleNamespace(no_drafts=False), SimpleNamespace(check_ready=lambda handles: None)
-
-    def chat_options(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {}, {}
-
-    def request(self, messages: Any, params: Any, **options: Any) -> Any:
-        image, text = messages[-1]["content"]
-        self.requests.append((text["text"], image))
-        self.params.append(params)
-        return SimpleNamespace(input=Request())
-
-    def run(self, tasks: list[Task[Any]]) -> list[Any]:
-        return [self._answer(task) for task in tasks]
-
-    def _answer(self, task: Task[Any]) -> Any:
-        coroutine: Any = task()
-        request = coroutine.send(None)
-        prompt = self.requests[-1][0]
-        self.drafts.append(request.input.read_draft())
-        text = self.answers[prompt]
-        text = text.pop(0) if isinstance(text, list) else text
-        marked = MarkedText(self.markup, text, (ImageScale((HEIGHT, WIDTH), self.resized),)) if self.markup else None
-        answer = SimpleNamespace(
-            text=text.replace("<|im_end|>", ""), marked=marked, token_ids=(1,), logprobs=(), cumulative_logprob=-0.1,
-            finish_reason="stop",
-        )  # fmt: skip
-        try:
-            coroutine.send(SimpleNamespace(outputs=[answer], error=self.errors.get(prompt)))
-        except StopIteration as end:
-            return end.value
-        raise AssertionError
+def mineru(answers: dict[str, Any] = MINERU) -> Scripted:
+    return Scripted(answers, [name for name in PROMPTS if name.startswith("mineru")], "box_tokens", (HEIGHT, WIDTH))
 
 
-@dataclass
-class Request:
-    """The part of a request that `ocr` changes."""
-
-    read_draft: Callable[[], str] = str
+def dolphin(answers: dict[str, Any] = DOLPHIN) -> Scripted:
+    names = [name for name in PROMPTS if name.startswith("dolphin")]
+    return Scripted(answers, names, "resized_json", (HEIGHT, WIDTH), (HEIGHT, WIDTH))
 
 
 class Lines:
@@ -153,7 +102,7 @@ def shape(record: PageRecord) -> list[tuple[str, str, Any]]:
 
 
 def test_mineru(page: PageTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Scripted(MINERU, [name for name in PROMPTS if name.startswith("mineru")], "box_tokens")
+    model = mineru()
     record = read(model, "mineru-two-step", page, None, monkeypatch)
     assert shape(record) == [
         ("heading", "Annual report", (50, 20, 450, 40)),
@@ -173,7 +122,7 @@ def test_mineru(page: PageTask, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_dolphin(page: PageTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Scripted(DOLPHIN, [name for name in PROMPTS if name.startswith("dolphin")], "resized_json", (HEIGHT, WIDTH))
+    model = dolphin()
     record = read(model, "dolphin-two-step", page, None, monkeypatch)
     assert [(kind, text) for kind, text, _ in shape(record)] == [
         ("heading", "Title"), ("table", "a\tb"), ("paragraph", "A paragraph"), ("picture", ""), ("footnote", "a note"),
@@ -195,7 +144,7 @@ def test_dolphin(page: PageTask, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_page_without_a_layout_is_read_in_one_piece(layout: str, page: PageTask, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"Parse the reading order of this document.": layout, "Read text in the image.": "All of it"}
-    model = Scripted(answers, [name for name in PROMPTS if name.startswith("dolphin")], "resized_json", (HEIGHT, WIDTH))
+    model = dolphin(answers)
     record = read(model, "dolphin-two-step", page, None, monkeypatch)
     assert [(kind, text) for kind, text, _ in shape(record)] == [("paragraph", "All of it")]
 
@@ -219,7 +168,10 @@ def test_regions_of_printed_lines(question: str, first: str, page: PageTask, mon
 @pytest.mark.parametrize(("has_layer", "device"), [(True, "cpu"), (False, "cpu"), (False, "cuda")])
 def test_drafts_of_regions(has_layer: bool, device: str, page: PageTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the lines of the text layer, or the printed lines on a CPU, which are read once. The layout has none."""
-    model, lines = Scripted(MINERU, [name for name in PROMPTS if name.startswith("mineru")], "box_tokens"), Lines()
+    model, lines = (
+        mineru(),
+        Lines(),
+    )
     model.config.torch_device.type = device
     text = (TextLine("a title of the layer", (60, 22, 200, 38), 12.0),)
     facts = PageFacts(WIDTH / 2, HEIGHT / 2, num_chars=20, lines=text) if has_layer else page.facts
@@ -232,7 +184,7 @@ def test_drafts_of_regions(has_layer: bool, device: str, page: PageTask, monkeyp
 
 @pytest.mark.parametrize("prompt", ["\nLayout Detection:", "\nTable Recognition:"])
 def test_an_error_of_a_step_is_the_error_of_its_page(prompt: str, page: PageTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Scripted(MINERU, [name for name in PROMPTS if name.startswith("mineru")], "box_tokens")
+    model = mineru()
     model.errors[prompt] = ErrorInfo("out_of_memory", "too little memory", modality="image", index=0)
     record = read(model, "mineru-two-step", page, None, monkeypatch)
     assert record.error == ErrorInfo("out_of_memory", "too little memory")
@@ -241,7 +193,7 @@ def test_an_error_of_a_step_is_the_error_of_its_page(prompt: str, page: PageTask
 
 def test_answers_that_end_badly_are_doubted(page: PageTask, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {**MINERU, "\nText Recognition:": ["I cannot read this image.", "b", "c"]}
-    model = Scripted(answers, [name for name in PROMPTS if name.startswith("mineru")], "box_tokens")
+    model = mineru(answers)
     assert read(model, "mineru-two-step", page, None, monkeypatch).doubt
 
 

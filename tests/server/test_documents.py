@@ -56,6 +56,24 @@ def test_markdown_and_text(http):
     assert post(http, PDF, response_format="txt").text == "Title\n\nthe text of the first page\n\fthe text of the second page\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "content_type", "start"),
+    [
+        ("html", "text/html", "<!DOCTYPE html>"),
+        ("csv", "text/csv", ""),
+        ("docling", "application/json", "{"),
+        ("hocr", "application/xhtml+xml", "<?xml"),
+        ("alto", "application/xml", "<?xml"),
+    ],
+)
+def test_other_formats(http, name, content_type, start):
+    response = post(http, PDF, response_format=name)
+    assert response.headers["content-type"].partition(";")[0] == content_type
+    assert response.headers["content-security-policy"] == "sandbox"
+    assert response.text.startswith(start)
+    assert ("Title" in response.text) is (name != "csv")  # the document has no table
+
+
 def test_the_model_reads_pictures(http):
     assert post(http, LINE.read_bytes(), "line.png", response_format="txt").text == f"{ANSWER}\n"
     (page,) = post(http, text_pdf([["a page"]]), text_layer="never", max_tokens="2").json()["pages"]
