@@ -36,6 +36,7 @@ NOTE = (
     "after Whisper's normaliser for English, in which each digit and each spelled letter is a word. All decode in float32 with "
     "one beam and otherwise default options. Modes: each file by itself, all files in one call, one window after another "
     "(`sequential`; in transformers and faster-whisper the default for long files), and live, with a pass per second of audio. "
+    "A batch of transformers is its pipeline with `chunk_length_s=30`, which joins the texts of overlapping windows. "
     "Recordings: {recordings}. Joined: six recordings and a synthetic one without pauses between them, in random order, 4 "
     "minutes. No speech: silence, noise, hum, a dial tone and chords, where every word is invented. Numbers: the first {count} "
     "clips of the set of spoken numbers; names: as many sentences with a rare name."
