@@ -93,14 +93,14 @@ struct Gate {
     }
 };
 
-// Call run_widest with the `Body` of an activation, so that the loops have no branches.
+// Call run_vectors with the `Body` of an activation, so that the loops have no branches.
 template <template <Kind> class Body, class... Args>
 static void run_kind(int kind, Args... args) {
-    if (kind == SILU) return run_widest<Body<SILU>>(args...);
-    if (kind == GELU) return run_widest<Body<GELU>>(args...);
-    if (kind == QUICK_GELU) return run_widest<Body<QUICK_GELU>>(args...);
-    if (kind == TANH_GELU) return run_widest<Body<TANH_GELU>>(args...);
-    run_widest<Body<CLAMPED_SWIGLU>>(args...);
+    if (kind == SILU) return run_vectors<Body<SILU>>(args...);
+    if (kind == GELU) return run_vectors<Body<GELU>>(args...);
+    if (kind == QUICK_GELU) return run_vectors<Body<QUICK_GELU>>(args...);
+    if (kind == TANH_GELU) return run_vectors<Body<TANH_GELU>>(args...);
+    run_vectors<Body<CLAMPED_SWIGLU>>(args...);
 }
 
 extern "C" void sensorium_activation(int type, int kind, const char* x, char* out, int64_t count, int threads) {

@@ -64,6 +64,6 @@ struct Channel {
 extern "C" void sensorium_channel_norm(int, int kind, const float* x, const float* scale, const float* shift, const float* slopes,
                                        float* out, int64_t channels, int64_t time, float eps, float slope, int threads) {
     parallel_for(threads, channels, [&](int64_t c) {
-        run_widest<Channel>(x + c * time, out + c * time, time, scale[c], shift[c], eps, kind, slopes ? slopes[c] : slope);
+        run_vectors<Channel>(x + c * time, out + c * time, time, scale[c], shift[c], eps, kind, slopes ? slopes[c] : slope);
     });
 }

@@ -74,12 +74,12 @@ enum Type { FLOAT32 = 0, BFLOAT16 = 1 };
 
 #ifdef __x86_64__
 template <class Body, class... Args>
-__attribute__((target(AVX2))) static void widest_avx2(Args... args) {
+__attribute__((target(AVX2))) static void vectors_avx2(Args... args) {
     Body::template run<v8>(args...);
 }
 
 template <class Body, class... Args>
-__attribute__((target(AVX512))) static void widest_avx512(Args... args) {
+__attribute__((target(AVX512))) static void vectors_avx512(Args... args) {
     Body::template run<v16>(args...);
 }
 #endif
@@ -87,10 +87,10 @@ __attribute__((target(AVX512))) static void widest_avx512(Args... args) {
 // Run the MEMBER function `Body::run<V>`, compiled for the level in use; V is a vector as wide as its registers. Compilers keep
 // wider vectors in memory, and an element that was written in parts cannot be forwarded to a read of the whole.
 template <class Body, class... Args>
-static void run_widest(Args... args) {
+static void run_vectors(Args... args) {
 #ifdef __x86_64__
-    if (sensorium_level >= LEVEL_AVX512) return widest_avx512<Body>(args...);
-    if (sensorium_level == LEVEL_AVX2) return widest_avx2<Body>(args...);
+    if (sensorium_level >= LEVEL_AVX512) return vectors_avx512<Body>(args...);
+    if (sensorium_level == LEVEL_AVX2) return vectors_avx2<Body>(args...);
 #endif
     Body::template run<v4>(args...);
 }
@@ -133,7 +133,7 @@ INLINE void store(bf16* p, v16 x) {
     memcpy(p, &out, sizeof out);
 }
 
-// The same for V of run_widest: shuffles and comparisons are single instructions there.
+// The same for V of run_vectors: shuffles and comparisons are single instructions there.
 template <class V>
 INLINE V load(const float* p) {
     V x;

@@ -79,7 +79,7 @@ struct NormOfHeads {
 extern "C" void sensorium_norm(int type, char* x, const char* add, const char* weight, char* out, int64_t rows, int64_t dim,
                                float eps, float offset, int threads) {
     parallel_rows(threads, rows, dim, [&](int64_t first, int64_t last) {
-        run_widest<Norm>(type, x, add, weight, out, first, last, dim, eps, offset);
+        run_vectors<Norm>(type, x, add, weight, out, first, last, dim, eps, offset);
     });
 }
 
@@ -87,6 +87,6 @@ extern "C" void sensorium_norm(int type, char* x, const char* add, const char* w
 extern "C" void sensorium_norm_heads(int type, char* x, int64_t stride, const char* weight, int64_t rows, int64_t heads,
                                      int64_t dim, float eps, float offset, int threads) {
     parallel_rows(threads, rows, heads * dim, [&](int64_t first, int64_t last) {
-        run_widest<NormOfHeads>(type, x, stride, weight, first, last, heads, dim, eps, offset);
+        run_vectors<NormOfHeads>(type, x, stride, weight, first, last, heads, dim, eps, offset);
     });
 }

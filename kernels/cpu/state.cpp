@@ -91,7 +91,7 @@ extern "C" void sensorium_causal_conv(int type, const char* x, int64_t x_stride,
     parallel_for(count * pieces > 8 ? threads : 1, (count * pieces + step - 1) / step, [&](int64_t part) {
         for (int64_t p = part * step; p < (part + 1) * step && p < count * pieces; p++)
             if (lens[p / pieces])
-                run_widest<Convolution>(type, x, x_stride, weight, bias, out, channels, taps, (const Sequences*)&all, p / pieces,
+                run_vectors<Convolution>(type, x, x_stride, weight, bias, out, channels, taps, (const Sequences*)&all, p / pieces,
                                          p % pieces * 16);
     });
 }
@@ -159,7 +159,7 @@ extern "C" void sensorium_linear_recurrence(int, const float* q, const float* k,
         Head own{q + key,           k + key,           v + value, decay + first * heads + head, beta ? beta + first * heads + head : nullptr,
                  out + value,       key_heads * key_dim, heads * value_dim, heads, key_dim, value_dim};
         const float* past = all.read(i);
-        run_widest<Recurrence>((const Head*)&own, starts[i + 1] - first, past ? past + head * size : nullptr,
+        run_vectors<Recurrence>((const Head*)&own, starts[i + 1] - first, past ? past + head * size : nullptr,
                              all.write(i) + head * size);
     });
 }
