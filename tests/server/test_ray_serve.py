@@ -389,7 +389,7 @@ def served() -> Iterator[httpx.Client]:
 
 
 def ask(client: httpx.Client, text: str, **fields: Any) -> dict[str, Any]:
-    body = asked(text, model="tiny-vl", temperature=0, max_tokens=4, ignore_eos=True, **fields)
+    body = asked(text, **({"model": "tiny-vl", "temperature": 0, "max_tokens": 4, "ignore_eos": True} | fields))
     response = client.post(CHAT, json=body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
