@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pdf_files import encrypted_pdf, pdf_of, text_pdf
+from pdf_files import encrypted_pdf, pdf_of, stream, text_pdf
 from PIL import Image, ImageDraw
 from sensorium.cli.main import main
 from sensorium.cli.ocr import SHIPPED_MODEL
@@ -356,3 +356,25 @@ def test_boxes_drawn_over_pages(folder: Path, tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "file").write_text("")
     assert main(["read", files[0], "--draw", str(tmp_path / "file")]) == 2
     assert "--draw" in capsys.readouterr().err
+
+
+def test_hostile_pdfs_end_with_a_page_that_says_why(tmp_path: Path) -> None:
+    """A tree of pages in itself, a drawing in itself, a font that is missing, and a page that is too large."""
+    page = "<</Type/Page/Parent 2 0 R/MediaBox[0 0 {0} {0}]/Contents 4 0 R/Resources<<{1}>>>>"
+    root = {1: "<</Type/Catalog/Pages 2 0 R>>", 2: "<</Type/Pages/Kids[3 0 R]/Count 1>>"}
+    drawing = "/Type/XObject/Subtype/Form/BBox[0 0 9 9]/Resources<</XObject<</X 5 0 R>>>>"
+    files = {
+        "pages": {1: root[1], 2: "<</Type/Pages/Kids[2 0 R]/Count 1>>"},
+        "drawing": {**root, 3: page.format(200, "/XObject<</X 5 0 R>>"), 4: stream("", "/X Do"), 5: stream(drawing, "/X Do")},
+        "font": {**root, 3: page.format(200, "/Font<<>>"), 4: stream("", "BT /F9 12 Tf 20 100 Td (missing font) Tj ET")},
+        "large": {**root, 3: page.format(2_000_000, ""), 4: stream("", "0 0 9 9 re f")},
+    }
+    for name, objects in files.items():
+        (tmp_path / f"{name}.pdf").write_bytes(pdf_of(objects))
+    assert main(["read", str(tmp_path), "--output-dir", str(tmp_path / "out"), "--format", "json"]) == 2
+    pages = {name: json.loads((tmp_path / "out" / f"{name}.json").read_text("utf-8"))["pages"][0] for name in files}
+    assert {name: page["error"] and page["error"]["code"] for name, page in pages.items()} == {
+        "pages": "invalid_input", "drawing": None, "font": None, "large": "over_limit",
+    }  # fmt: skip
+    assert [block["text"] for block in pages["font"]["blocks"]] == ["missing font"]
+    assert pages["drawing"]["way"] == "blank"
