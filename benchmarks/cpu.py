@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ SEGMENTS = (([64] * 16, 4, 64), ([196] * 4, 4, 64), ([1024], 4, 80))  # lengths,
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 TEXTS = "16 texts, 128 tokens"
 GGUF = ROOT / "out" / "bench-gguf"
-RATES, FLOOR = ("products", "one row", "attention", "ops"), "floor"
+RATES, FLOOR = ("products", "one row", "few rows", "attention", "ops"), "floor"
+STREAMED_BYTES = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 128}  # bytes of a weight, with its share of scales
+FEW_ROWS = (2, 3, 4, 6, 8, 16)
 ENGINES = {  # engine and precision -> workloads, all if empty
     "transformers float32": (*WORKLOADS,),
     "transformers bfloat16": (*WORKLOADS,),
@@ -115,14 +117,46 @@ def products() -> list[str]:
     return lines
 
 
+def streamed(name: str) -> list[Any]:
+    """Return so many weights of a format that no cache holds them."""
+    return [packed(name) for _ in range(int(STREAMED / 2 / (SIZE * SIZE * STREAMED_BYTES[name])))]
+
+
+def replayed(rows: Any, forms: Sequence[Any]) -> float:
+    """Return the seconds of products with each weight, recorded once and replayed."""
+    import torch
+    from sensorium.kernels.graph import capture
+    from sensorium.kernels.linear import linear
+
+    with torch.inference_mode():
+        _, graph = capture(lambda: [linear(rows, form) for form in forms][-1])
+        assert graph is not None
+        return best(graph.replay, 2.0)
+
+
+def few_rows() -> list[str]:
+    """Return a table of the time of a few rows over that of one row, with weights that are in no cache."""
+    import torch
+
+    lines = [
+        "| one thread | one row, GB/s | " + " | ".join(f"{rows} rows" for rows in FEW_ROWS) + " |",
+        "|---" * (len(FEW_ROWS) + 2) + "|",
+    ]
+    torch.set_num_threads(1)
+    for name, size in STREAMED_BYTES.items():
+        forms = streamed(name)
+        times = [replayed(torch.randn(rows, SIZE).bfloat16(), forms) for rows in (1, *FEW_ROWS)]
+        ratios = " | ".join(f"{seconds / times[0]:.2f}" for seconds in times[1:])
+        lines.append(f"| {name} | {len(forms) * SIZE * SIZE * size / times[0] / 1e9:.1f} | {ratios} |")
+    return lines
+
+
 def one_row() -> list[str]:
     """Return a table of the rates at which products of one row read weights, beside the read bandwidth of plain reductions.
 
     The products are recorded once and replayed, as a decode step replays them.
     """
     import torch
-    from sensorium.kernels.graph import capture
-    from sensorium.kernels.linear import linear
 
     lines = ["| threads | read bandwidth, GB/s | bfloat16 | int8 | int4 |", "|---|---|---|---|---|"]
     numbers, row = torch.randn(STREAMED // 4), torch.randn(1, SIZE).bfloat16()
@@ -131,12 +165,9 @@ def one_row() -> list[str]:
         calls = (numbers.sum, numbers.max, partial(torch.dot, numbers, numbers))
         bandwidth = STREAMED / min(best(call, 2.0) for call in calls) / 1e9
         rates = []
-        for name, size in (("bfloat16", 2.0), ("int8", 1.0), ("int4", 0.5 + 2 / 128)):
-            forms = [packed(name) for _ in range(int(STREAMED / 2 / (SIZE * SIZE * size)))]
-            with torch.inference_mode():
-                _, graph = capture(lambda forms=forms: [linear(row, form) for form in forms][-1])
-                assert graph is not None
-                rate = len(forms) * SIZE * SIZE * size / best(graph.replay, 2.0) / 1e9
+        for name, size in STREAMED_BYTES.items():
+            forms = streamed(name)
+            rate = len(forms) * SIZE * SIZE * size / replayed(row, forms) / 1e9
             rates.append(f"{rate:.1f} ({rate / bandwidth:.0%})")
         lines.append(f"| {threads} | {bandwidth:.1f} | {' | '.join(rates)} |")
     return lines
@@ -173,7 +204,7 @@ def in_process(part: str) -> Any:
     torch.set_num_threads(1)
     from . import cpu_ops
 
-    tables = {"products": products, "one row": one_row, "attention": attention, "ops": cpu_ops.tables}
+    tables = {"products": products, "one row": one_row, "few rows": few_rows, "attention": attention, "ops": cpu_ops.tables}
     return {"machine": machine(), "lines": tables[part]()}
 
 
