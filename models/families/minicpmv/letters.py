@@ -63,7 +63,7 @@ def has_small_letters(pixels: Tensor) -> bool:
     import cv2
 
     height, width = pixels.shape[:2]
-    grey = (pixels.to(torch.int32) @ torch.tensor(_LUMA, dtype=torch.int32) + _HALF) >> _BITS
+    grey = ((pixels.to(torch.int32) * torch.tensor(_LUMA, dtype=torch.int32)).sum(-1, dtype=torch.int32) + _HALF) >> _BITS
     _, black = cv2.threshold(grey.numpy().astype(np.uint8), 0, 255, cv2.THRESH_BINARY + cv2.THRESH_OTSU)
     shapes = black == 0
     if shapes.mean() > 0.5:
