@@ -24,7 +24,16 @@ from .errors import error_info
 from .logits_processors import register_path
 from .stats import TransferStats
 from .threads import use_threads
-from .types import FoundBlocks, GrammarResult, KVTransfer, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
+from .types import (
+    GrammarResult,
+    KVLookupResult,
+    KVTransfer,
+    LoadedAdapter,
+    SchedulerOutput,
+    StepHandle,
+    StepOutput,
+    WorkerUpdate,
+)
 from .worker.model_runner import AsyncStepOutput, ModelRunner
 
 
@@ -52,7 +61,7 @@ class Executor(Protocol):
     def update(self, update: WorkerUpdate) -> tuple[GrammarResult, ...]:
         """Change what the workers keep beside steps. Return the grammars whose compilation has ended, each once."""
 
-    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+    def transfer(self, transfer: KVTransfer) -> tuple[KVLookupResult, ...]:
         """Copy KV blocks between the caches and the connectors. If asked, return the lookups that have ended, each once.
 
         What they have read is kept until the next ones are reported.
@@ -77,7 +86,7 @@ class Executor(Protocol):
         """Let the next `wake_up` take these weights in place of the checkpoint's. Errors: see `UpdatedWeights.stage`."""
 
     def sleep(self, keep_sequences: bool = False) -> None:
-        """Free weights, caches and adapters of requests. `keep_sequences`: do not forget sequences; they are computed again."""
+        """Free weights, caches and adapters of requests. `keep_sequences`: sequences stay, and are computed again."""
 
     def wake_up(self) -> None:
         """Allocate memory and read the weights again. On failure it stays asleep; the errors are those of the core's verb."""
@@ -175,7 +184,7 @@ class LocalExecutor:
             results.append(GrammarResult(name, None if error is None else error_info(error, "compiling a grammar")))
         return tuple(results)
 
-    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+    def transfer(self, transfer: KVTransfer) -> tuple[KVLookupResult, ...]:
         return self.runner.transfer(transfer)
 
     def transfer_stats(self) -> tuple[TransferStats, ...]:

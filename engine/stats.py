@@ -55,17 +55,17 @@ def add_stats(parts: Iterable[Iterable[DraftStats]]) -> tuple[DraftStats, ...]:
 
 @dataclass(frozen=True)
 class TransferStats:
-    """Counts of one connector, which keeps tensors outside the caches.
+    """Counters of one connector, which keeps tensors outside the caches.
 
     Args:
-        kind: what they are: "encoder rows" or "KV blocks".
+        kind: kind of the tensors, "encoder rows" or "KV blocks".
         connector: "memory", "disk", "peer" or "redis".
-        hits, misses: tensors that it was asked for, and had or had not.
-        damaged: those whose bytes were wrong or too short, and were computed instead.
+        hits, misses: tensors that were looked up in it and found, or not found.
+        damaged: tensors whose bytes were wrong or too short, which were computed instead.
         failed: how often it could not be reached, or did not answer in time.
         late: prompts that did not wait for their blocks any longer.
         writes: tensors written. skipped: tensors not written, because too many waited or they exceed the capacity.
-        read_bytes, written_bytes: bytes of both.
+        read_bytes, written_bytes: bytes of the tensors read and written.
     """
 
     kind: str

@@ -43,13 +43,13 @@ class KVTransferOptions:
     """Connectors of KV blocks, and what an engine does with them.
 
     Args:
-        saves, loads: blocks that are computed are saved, and blocks of prompts are looked up.
-        memory_bytes: of the host's memory that keeps blocks; 0 for none.
-        folder: of files that keep blocks, "" for none. folder_bytes: of its files, at most.
+        saves: computed blocks are saved. loads: blocks of prompts are looked up.
+        memory_bytes: size of the host's memory for blocks; 0 for none.
+        folder: path of a folder for blocks, "" for none. folder_bytes: maximum size of its files.
         peers: "host:port" of engines that are asked for blocks.
         listen: "host:port" where this engine serves blocks, "" for nowhere.
         token: secret that peers share.
-        redis_url: of a Redis-compatible store, "" for none.
+        redis_url: URL of a Redis-compatible store, "" for none.
         seconds: time limit of a request to a peer or a store.
     """
 

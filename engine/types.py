@@ -178,10 +178,10 @@ class KVBlock:
 
 @dataclass(frozen=True)
 class KVLookup:
-    """Read the blocks of a prompt that connectors have and the KV cache lacks.
+    """A request to read the blocks of a prompt that connectors have and the KV cache lacks.
 
     Args:
-        number: the epoch of the sequence, as in ScheduledRequest; it names this message.
+        number: the epoch of the sequence, as in ScheduledRequest, which identifies the lookup.
         hashes: of the prompt's full blocks, in order.
         resident: for each cache group, whether the KV cache has each of the blocks; () for groups that are not looked up.
         spans: the sequence's bidirectional spans, which a prefix must not cut.
@@ -201,8 +201,8 @@ class KVTransfer:
         save: blocks to keep; their content does not change until the next step.
         look_up: prompts whose blocks to read, beside the steps.
         cancel: numbers of lookups whose blocks are no longer needed.
-        place: number of a lookup that has ended, and blocks to fill with what it read.
-        poll_seconds: report lookups that have ended, and wait so long for the first one; None: report none.
+        place: for each lookup that has ended, its number and the blocks to fill with what it read.
+        poll_seconds: report the lookups that have ended, and wait at most this long for one; None: report none.
     """
 
     save: tuple[KVBlock, ...] = ()
@@ -213,8 +213,8 @@ class KVTransfer:
 
 
 @dataclass(frozen=True)
-class FoundBlocks:
-    """A lookup has ended.
+class KVLookupResult:
+    """The blocks that a lookup has read. The lookup has ended.
 
     Args:
         number: of the KVLookup.

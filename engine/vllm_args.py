@@ -80,7 +80,7 @@ _IGNORED = (
     ("the option kernels chooses backends", "attention_backend attention_config mm_encoder_attn_backend mm_encoder_attn_dtype"),
     ("the option kernels chooses backends", "moe_backend linear_backend all2all_backend kernel_config ir_op_priority"),
     ("the option kernels chooses backends", "mamba_config mamba_backend enable_flashinfer_autotune disable_cascade_attn"),
-    ("processes gather numbers and add none up", "disable_custom_all_reduce"),
+    ("processes gather tensors and reduce none", "disable_custom_all_reduce"),
     ("the processes of an engine run on one machine", "master_addr master_port data_parallel_address data_parallel_rpc_port"),
     ("preempted requests are computed again", "swap_space preemption_mode"),
     ("max_num_batched_tokens limits a step", "enable_chunked_prefill disable_chunked_mm_input max_num_partial_prefills"),

@@ -39,11 +39,11 @@ class CacheSpec:
     optional: bool = False
     answer_window: int | None = None
 
-    def place(self, token: int, prompt: int) -> int:
+    def slot(self, token: int, prompt: int) -> int:
         """Return the place of a token's key and value in a sequence whose answer begins after `prompt` tokens."""
         return token if self.answer_window is None or token < prompt else prompt + (token - prompt) % self.answer_window
 
-    def num_places(self, tokens: int, prompt: int) -> int:
+    def num_slots(self, tokens: int, prompt: int) -> int:
         """Return the number of places of the first `tokens` tokens of such a sequence."""
         return tokens if self.answer_window is None else min(tokens, prompt + self.answer_window)
 

@@ -59,10 +59,10 @@ def read_nemo_mel_spec(audio: Mapping[str, Any], default: NemoMelSpec) -> NemoMe
     return replace(base, win_length=win_length, **numbers)
 
 
-def nemo_log_mel(samples: Tensor, spec: NemoMelSpec, known: Tensor | None = None) -> Tensor:
+def nemo_log_mel(samples: Tensor, spec: NemoMelSpec, first_frames: Tensor | None = None) -> Tensor:
     """Convert float32 `[n]` to float32 `[n // hop_length, num_mel_bins]`; there are at least two frames.
 
-    `known`: the first frames, if they were computed before and are not normalised.
+    `first_frames`: the first frames, if they were computed before and are not normalised.
     """
     if spec.dither:
         noise = torch.randn(len(samples), generator=torch.Generator().manual_seed(len(samples)))
@@ -70,15 +70,15 @@ def nemo_log_mel(samples: Tensor, spec: NemoMelSpec, known: Tensor | None = None
     samples = torch.cat((samples[:1], samples[1:] - spec.preemphasis * samples[:-1]))
     frames, half = spec.num_frames(len(samples)), spec.n_fft // 2
     if not spec.normalizes:
-        return _in_blocks(F.pad(samples, (half, half + _BLOCK * spec.hop_length)), frames, spec, known)
+        return _in_blocks(F.pad(samples, (half, half + _BLOCK * spec.hop_length)), frames, spec, first_frames)
     bands = _bands(F.pad(samples, (half, half)), spec)[:frames]
     bands -= bands.mean(0)
     return bands / ((bands.square().sum(0) / (frames - 1)).sqrt() + _EPS)
 
 
-def _in_blocks(padded: Tensor, frames: int, spec: NemoMelSpec, known: Tensor | None) -> Tensor:
-    """Return the frames; whole blocks of `known` are taken from it. All blocks have one shape, on which bits depend."""
-    parts = [] if known is None else [known[: len(known) // _BLOCK * _BLOCK].float()]
+def _in_blocks(padded: Tensor, frames: int, spec: NemoMelSpec, first_frames: Tensor | None) -> Tensor:
+    """Return the frames; whole blocks of `first_frames` are taken from it. All blocks have one shape, on which bits depend."""
+    parts = [] if first_frames is None else [first_frames[: len(first_frames) // _BLOCK * _BLOCK].float()]
     for first in range(sum(map(len, parts)), frames, _BLOCK):
         start = first * spec.hop_length
         block = _bands(padded[start : start + (_BLOCK - 1) * spec.hop_length + spec.n_fft], spec)

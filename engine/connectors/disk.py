@@ -26,7 +26,7 @@ class DiskConnector:
     are not read.
     """
 
-    name, is_near = "disk", False
+    name, is_in_process = "disk", False
 
     def __init__(self, root: str | os.PathLike[str], capacity: int) -> None:
         self.root, self.capacity = Path(root), capacity

@@ -18,13 +18,13 @@ class Connector(Protocol):
 
     Attributes:
         name: "memory", "disk", "peer" or "redis", as statistics and metrics call it.
-        is_near: in this process, so that what farther ones had is copied into it.
+        is_in_process: it keeps bytes in this process. What is found in other connectors is then copied into it.
 
-    Methods raise OSError if the place cannot be reached or does not answer in time.
+    Methods raise OSError if the memory, folder or server behind it cannot be reached or does not answer in time.
     """
 
     name: str
-    is_near: bool
+    is_in_process: bool
 
     def get(self, key: str, limit: int) -> bytes | None:
         """Return the bytes of a key, None if there are none. Raise ValueError if they are more than `limit` or malformed."""
@@ -36,10 +36,10 @@ class Connector(Protocol):
         """Return those of the keys that it has now."""
 
     def delete(self, key: str) -> None:
-        """Forget a key, whose bytes were damaged. Unknown keys are ignored."""
+        """Delete a key whose bytes were damaged. Unknown keys are ignored."""
 
     def describe(self) -> str:
-        """Return where it keeps its bytes, for warnings."""
+        """Return its name for warnings, such as "the folder /cache"."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free memory, connections and threads."""

@@ -6,13 +6,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-_ENTRY_BYTES = 512  # of a key and of the tables that hold it
+_ENTRY_BYTES = 512  # that a key takes in the dictionary
 
 
 class MemoryConnector:
     """Keeps at most `capacity` bytes; those of the keys used least recently are dropped first. See `Connector`."""
 
-    name, is_near = "memory", True
+    name, is_in_process = "memory", True
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.num_bytes = capacity, 0

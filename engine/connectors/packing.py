@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-_MAX_HEADER = 4096  # bytes beside the tensors
+_MAX_HEADER = 4096  # bytes of the header, at most
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ Specs = Mapping[str, PackedSpec]
 
 
 def max_packed_bytes(specs: Specs) -> int:
-    """Return the most bytes that `pack` makes of such tensors."""
+    """Return the maximum length of what `pack` returns for such tensors."""
     return sum(spec.num_bytes for spec in specs.values()) + _MAX_HEADER
 
 

@@ -36,7 +36,7 @@ class PeerConnector:
         seconds: time limit of a request, connecting included.
     """
 
-    name, is_near = "peer", False
+    name, is_in_process = "peer", False
 
     def __init__(self, address: str, token: str = "", seconds: float = 2.0) -> None:
         host, _, port = address.rpartition(":")
@@ -94,7 +94,7 @@ class PeerConnector:
                 connection.close()
             if isinstance(error, ValueError):
                 raise
-            self._backoff.begin()
+            self._backoff.record_failure()
             raise PeerError(f"{self.address}: {error}") from None
         self._keep(connection)
         if status is Status.REFUSED:

@@ -1,4 +1,4 @@
-"""A small TCP server that gives other engines what this one keeps in its connectors."""
+"""A TCP server that gives other engines what this one keeps in its connectors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .wire import (
     send,
 )
 
-MAX_BYTES = 1 << 30  # of one tensor
+MAX_BYTES = 1 << 30  # of the data of a request or response
 MAX_CONNECTIONS = 64
 _GREETING_SECONDS = 5.0
 _IDLE_SECONDS = 300.0  # after which a connection without requests is closed
@@ -91,7 +91,7 @@ class PeerServer:
                 thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Answer the requests of one client until it goes."""
+        """Answer the requests of one client until it disconnects."""
         try:
             with connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

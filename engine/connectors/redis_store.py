@@ -25,7 +25,7 @@ class RedisConnector:
         ConfigError: the package is not installed, or the URL is malformed.
     """
 
-    name, is_near = "redis", False
+    name, is_in_process = "redis", False
 
     def __init__(self, url: str, seconds: float = 2.0) -> None:
         try:
@@ -47,7 +47,7 @@ class RedisConnector:
             raise ConfigError(f"<<param>>['url'] cannot be used ({error})", param="kv_transfer_config") from None
         self._errors: type[Exception] = redis.RedisError
         options = self._client.connection_pool.connection_kwargs
-        self._place = f"Redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        self._description = f"Redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
         self._backoff = Backoff()
 
     def get(self, key: str, limit: int) -> bytes | None:
@@ -75,7 +75,7 @@ class RedisConnector:
             client.delete(_PREFIX + key)
 
     def describe(self) -> str:
-        return self._place
+        return self._description
 
     def close(self) -> None:
         self._client.close()
@@ -83,9 +83,9 @@ class RedisConnector:
     @contextmanager
     def _asking(self) -> Iterator[Any]:
         """Raise ConnectionError for errors of the client, and for a while after one."""
-        self._backoff.check(self._place)
+        self._backoff.check(self._description)
         try:
             yield self._client
         except (self._errors, OSError) as error:
-            self._backoff.begin()
-            raise ConnectionError(f"{self._place}: {error}") from None
+            self._backoff.record_failure()
+            raise ConnectionError(f"{self._description}: {error}") from None

@@ -1,4 +1,4 @@
-"""Tensors by key in a list of connectors: what is wrong, short or late is not there, and counted."""
+"""Tensors by key in a list of connectors. What is damaged or late counts as missing."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class FoundTensors:
 class TensorStore:
     """Tensors by the hash of their content, in connectors that are asked in order. Several threads may use it.
 
-    A connector that fails costs a warning and the computation of what it should have had, never an error. Tensors are written
-    in a thread. Those that still wait are found, too.
+    A connector that fails causes a warning, and what it should have had is computed; it never causes an error. Tensors are
+    written in a thread. Those that still wait to be written are found, too.
 
     Args:
         kind: what the tensors are, such as "encoder rows", for warnings and statistics.
@@ -68,7 +68,7 @@ class TensorStore:
             return tuple(TransferStats(self.kind, name, **counts) for name, counts in self._counts.items())
 
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Write tensors later, which must not change. Return False if they are not kept, because too many wait."""
+        """Write tensors in the background; they must not change. Return False if too many wait already: these are not kept."""
         key = self.key(name)
         if not KEY.fullmatch(key):
             return False
@@ -101,13 +101,13 @@ class TensorStore:
             if found is not None:
                 data, tensors = found
                 for nearer in self.connectors[:index]:
-                    if nearer.is_near:
+                    if nearer.is_in_process:
                         nearer.put(key, data)
                 return FoundTensors(tensors, connector.name)
         return None
 
     def contains(self, names: Sequence[str]) -> set[str]:
-        """Return those of the names that a connector says to have."""
+        """Return those of the names that a connector reports to have."""
         missing = {key: name for name in names if KEY.fullmatch(key := self.key(name))}
         with self._lock:
             found = {missing.pop(key) for key in list(missing) if key in self._pending}
@@ -123,7 +123,7 @@ class TensorStore:
         return found
 
     def count_late(self) -> None:
-        """Count a set of tensors that was not read in time, for the farthest connector."""
+        """Count tensors that were not read in time. They count for the last connector."""
         self._count(self.connectors[-1], "late")
 
     def flush(self, seconds: float | None = None) -> bool:
@@ -134,7 +134,7 @@ class TensorStore:
             return True
 
     def close(self) -> None:
-        """Write what waits, for a while, and end threads, server and connectors. `put` must not be called afterwards."""
+        """Write what waits, for at most `_CLOSE_SECONDS`, and close server and connectors. `put` must not be called then."""
         self.flush(_CLOSE_SECONDS)
         self._writer.shutdown(wait=False, cancel_futures=True)
         if self._server is not None:

@@ -1,4 +1,4 @@
-"""Messages between a peer server and its clients: frames of limited length, read before a deadline. Nothing is unpickled.
+"""Messages between a peer server and its clients: frames of limited length, each read before a deadline. None is unpickled.
 
 A connection begins with a greeting of the server, `GREETING` and a nonce, which the client answers with the HMAC of the nonce
 under the token that both know. Then the client sends requests, and the server answers each with one response.
@@ -80,12 +80,12 @@ def receive_request(connection: socket.socket, idle: float, seconds: float, limi
     """Wait for the next request.
 
     Args:
-        idle: time at which a connection without a request ends.
+        idle: time (`time.monotonic`) at which a connection without a request ends.
         seconds: time from the first bytes to the last.
         limit: most bytes of data.
 
     Raises:
-        PeerError: it is too long, malformed or late, or the client has closed the connection.
+        PeerError: the request is too long, malformed or late, or the client has closed the connection.
     """
     head = receive(connection, _REQUEST.size, idle)
     operation, keys_size, size = _REQUEST.unpack(head)
@@ -104,8 +104,8 @@ def receive_response(connection: socket.socket, limit: int, deadline: float) -> 
     """Return the response to a request.
 
     Raises:
-        PeerError: it is late or has an unknown status.
-        ValueError: it has more than `limit` bytes.
+        PeerError: the response is late or has an unknown status.
+        ValueError: its data has more than `limit` bytes.
     """
     status, size = _RESPONSE.unpack(receive(connection, _RESPONSE.size, deadline))
     if status not in list(Status):

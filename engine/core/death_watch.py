@@ -1,4 +1,4 @@
-"""Reports the end of a process as soon as it ends, also while nobody asks it anything, and ends processes that stand still."""
+"""Reports the end of a process as soon as it ends, also between calls, and ends processes that a signal has stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def watch(pid: int, on_end: Callable[[], object]) -> None:
 
 
 def kill_when_stopped(pid: int) -> None:
-    """Kill a process that a signal has stopped for 2 s, until it ends. Runs in a thread of its own."""
+    """Start a thread that kills a process if a signal has stopped it for 2 s. The thread ends with the process."""
     process = os.pidfd_open(pid)  # the number may be another process's after this one has ended
 
     def check() -> None:

@@ -29,7 +29,16 @@ from ..core_info import CoreInfo
 from ..errors import error_text
 from ..executor import LocalExecutor
 from ..stats import TransferStats
-from ..types import FoundBlocks, GrammarResult, KVTransfer, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
+from ..types import (
+    GrammarResult,
+    KVLookupResult,
+    KVTransfer,
+    LoadedAdapter,
+    SchedulerOutput,
+    StepHandle,
+    StepOutput,
+    WorkerUpdate,
+)
 from .channel import Packed, discard, duplicate, pack
 from .child import Child, start_child
 from .death_watch import CHECK_SECONDS, STOPPED_CHECKS, state_of
@@ -42,11 +51,11 @@ Result = TypeVar("Result")
 Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
 
 
-def join(config: EngineConfig, rank: int, meeting: str) -> Sequence[Ranks]:
-    """Wait until all ranks of a model are here. Return the groups of this one. `meeting`: path of a file that they share."""
+def join(config: EngineConfig, rank: int, rendezvous: str) -> Sequence[Ranks]:
+    """Wait until all ranks of a model are here. Return the groups of this one. `rendezvous`: path of a file that they share."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     size = config.num_ranks
-    store: Any = distributed.FileStore(meeting, size)  # type: ignore[attr-defined]
+    store: Any = distributed.FileStore(rendezvous, size)  # type: ignore[attr-defined]
     limit = timedelta(seconds=GATHER_SECONDS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     make_process_groups(config.tensor_parallel_size, config.pipeline_parallel_size, limit)
@@ -71,14 +80,14 @@ class Peers:
         bodies = bodies_in_use() if config.torch_device.type == "cpu" else ()
         self.children: list[Child] = []
         self._closed = False
-        self._meeting: int | None = os.memfd_create("meeting")  # it leaves no file, however this process ends
-        meeting = f"/proc/{os.getpid()}/fd/{self._meeting}"
+        self._rendezvous: int | None = os.memfd_create("rendezvous")  # it leaves no file, however this process ends
+        rendezvous = f"/proc/{os.getpid()}/fd/{self._rendezvous}"
         try:
             for rank in range(1, size):
                 self.children.append(start_child(bodies, "rank_server"))
-                self.send_one(rank, "load", config, rank, meeting, threads, level, models)
+                self.send_one(rank, "load", config, rank, rendezvous, threads, level, models)
             threading.Thread(target=self._watch, name="sensorium-ranks", daemon=True).start()
-            self.ranks = join(config, 0, meeting)
+            self.ranks = join(config, 0, rendezvous)
         except BaseException as error:
             self.abandon(error)
             raise
@@ -103,7 +112,7 @@ class Peers:
     def check_loaded(self) -> None:
         """Wait until all have loaded their parts. Raise RuntimeError if one could not."""
         replies = self.receive()
-        self._close_meeting()  # until then, a rank may still read the file where they have met
+        self._close_rendezvous()  # until now, a rank might have read the file
         for rank, (failed, value) in enumerate(replies, 1):
             if failed:
                 raise RuntimeError(f"rank {rank}: {value}")
@@ -111,32 +120,34 @@ class Peers:
     def abandon(self, error: BaseException) -> None:
         """Kill the processes of a model that could not be loaded.
 
-        If one has ended, which is then the reason, this process ends as well. The engine's other process starts all again.
+        If one of them has ended, it is the reason of the failure. This process then ends, too, and all are started again.
         """
         end = time.monotonic() + _END_SECONDS
-        while not isinstance(error, SensoriumError) and time.monotonic() < end:  # its connections end before the process
+        while (
+            not isinstance(error, SensoriumError) and time.monotonic() < end
+        ):  # an ending process closes its connections first
             for rank, child in enumerate(self.children, 1):
                 if child.process.poll() is not None:
                     fail(self, f"rank {rank} has ended while the model was loaded")
             time.sleep(_END_SECONDS / 10)
         self._closed = True
         for child in self.children:
-            child.process.kill()  # it may be loading, and would not hear that it shall end
+            child.process.kill()  # while it loads, it reads no message
         self.close()
 
     def close(self) -> None:
         """End the processes."""
         self._closed = True
-        self._close_meeting()
+        self._close_rendezvous()
         for child in self.children:
             child.end()
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
-    def _close_meeting(self) -> None:
-        if self._meeting is not None:
-            os.close(self._meeting)
-            self._meeting = None
+    def _close_rendezvous(self) -> None:
+        if self._rendezvous is not None:
+            os.close(self._rendezvous)
+            self._rendezvous = None
 
     def _watch(self) -> None:
         """End this process when another one has ended or stands still."""
@@ -188,7 +199,7 @@ class RankExecutor:
             self._receive()
         return self._local.update(update)
 
-    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+    def transfer(self, transfer: KVTransfer) -> tuple[KVLookupResult, ...]:
         """Return (): `check_rank_options` refuses connectors of KV blocks."""
         return ()
 

@@ -36,14 +36,14 @@ _log = logging.getLogger(f"{__package__}.rank_server")
 
 
 def _load(
-    config: EngineConfig, rank: int, meeting: str, num_threads: int, level: int, rows: Sequence[tuple[str, str, str]]
+    config: EngineConfig, rank: int, rendezvous: str, num_threads: int, level: int, rows: Sequence[tuple[str, str, str]]
 ) -> Executor:
     """Return the executor of this rank's part. Arguments: see `rank_executor.Peers`."""
     logging.getLogger(PACKAGE).setLevel(max(level, logging.ERROR))  # rank 0 logs what all ranks would
     torch.set_num_threads(num_threads)
     for architecture, model, processing in rows:
         register_model(architecture, model=model, processing=processing)
-    ranks = join(config, rank, meeting)
+    ranks = join(config, rank, rendezvous)
     files = load_model_files(config.model, config.adapter, config.hf_overrides)
     tokenizer = Tokenizer(files.tokenizer_folder)
     core, _ = load_engine(config, files, load_processing(files, config.mm_processor_kwargs, tokenizer), tokenizer, ranks)
@@ -70,7 +70,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # also ends it while a signal has stopped it
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    end_with_parent(connection.fileno(), seconds=0)  # it may have ended before the signal was set
+    end_with_parent(connection.fileno(), seconds=0)  # the parent may have ended before the signal was set
     threading.Thread(target=end_with_parent, args=(connection.fileno(),), daemon=True).start()
     channel = Channel(connection)
     executor: Executor | None = None

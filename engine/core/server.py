@@ -63,7 +63,7 @@ def _described(error: BaseException) -> tuple[str, tuple[Any, ...], dict[str, An
 def end_with_parent(descriptor: int, seconds: float | None = None) -> None:
     """End this process as soon as the other side of the pipe is closed, even during a step. Runs in a thread.
 
-    `seconds`: return if the other side is open so long; None: wait for ever.
+    `seconds`: return after this time if the other side is still open; None: wait without a limit.
     """
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)

@@ -52,11 +52,11 @@ _COUNTS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 }
 
 _TRANSFERS: dict[str, tuple[str, Callable[[TransferStats], int]]] = {
-    "hits": ("tensors that the connector had", lambda stats: stats.hits),
-    "misses": ("tensors that it was asked for and had not", lambda stats: stats.misses),
+    "hits": ("tensors that were found in the connector", lambda stats: stats.hits),
+    "misses": ("tensors that were not found in the connector", lambda stats: stats.misses),
     "damaged": ("tensors whose bytes were wrong, which were computed instead", lambda stats: stats.damaged),
-    "failures": ("times that it could not be reached or did not answer in time", lambda stats: stats.failed),
-    "late": ("prompts that did not wait for it any longer", lambda stats: stats.late),
+    "failures": ("times that the connector could not be reached or did not answer in time", lambda stats: stats.failed),
+    "late": ("prompts that stopped waiting for the connector", lambda stats: stats.late),
     "writes": ("tensors written", lambda stats: stats.writes),
     "skipped": ("tensors not written, for lack of room", lambda stats: stats.skipped),
     "read_bytes": ("bytes read", lambda stats: stats.read_bytes),
@@ -189,7 +189,7 @@ def _draft_families(stats: EngineStats) -> Iterator[Any]:
 
 
 def _transfer_families(stats: EngineStats) -> Iterator[Any]:
-    """Yield the counters of connectors, by what they keep."""
+    """Yield the counters of connectors, by the kind of their tensors."""
     from prometheus_client.core import CounterMetricFamily
 
     for name, (text, read) in _TRANSFERS.items():

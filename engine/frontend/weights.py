@@ -98,7 +98,7 @@ def _check_storage(name: object, handle: Any) -> None:
     last = offset + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
     needs = (last + 1) * itemsize if 0 not in shape else 0
     if needs > has:
-        reason = f"<<param>> holds a handle of {short_repr(name)} whose tensor needs {needs} bytes, and its memory has {has}"
+        reason = f"<<param>> holds a handle of {short_repr(name)} whose tensor needs {needs} bytes, but its memory has {has}"
         raise InputError(reason, code="invalid_value", param="weights", limit=has, value=needs)
 
 

@@ -55,7 +55,7 @@ class BlockPool:
     def free(self, blocks: Sequence[int], trim: bool = True) -> None:
         """Drop one reference to each block. The last blocks of a sequence are evicted before its first ones.
 
-        `trim`: evict what exceeds the maximum of cached blocks now, not with the next call.
+        `trim`: evict cached blocks above the maximum now, not with the next call.
         """
         for block in reversed(blocks):
             if block == NULL_BLOCK:

@@ -22,8 +22,8 @@ MIN_BLOCKS = 4
 
 
 @dataclass(frozen=True)
-class MissingPrefix:
-    """Blocks of a prompt that the prefix cache has or lacks.
+class PrefixResidency:
+    """Which blocks of a prompt the prefix cache has.
 
     Args:
         hashes: of all full blocks before the last token.
@@ -179,7 +179,7 @@ class BlockTables:
     def end_at_window(self, seq: CachedSequence, count: int) -> int:
         """Return how many of the next `count` tokens to compute: one at a time once an answer fills its window.
 
-        The key of a token then takes the place of one that the tokens before it still read.
+        The key of a token then overwrites one that the tokens before it in the step would still read.
         """
         if self.answer_window is None:
             return count
@@ -268,8 +268,8 @@ class BlockTables:
         seq.num_hashed_blocks = done
         return new
 
-    def missing_prefix(self, seq: CachedSequence) -> MissingPrefix | None:
-        """Return which blocks of a sequence without any could be reused; None if it could not be admitted now."""
+    def prefix_residency(self, seq: CachedSequence) -> PrefixResidency | None:
+        """Return which blocks of a sequence, which holds none, are in the prefix cache; None if it cannot be admitted now."""
         size = self.block_pools.block_size
         hashes, resident = seq.block_hashes(size)[: self._shareable(seq, len(seq.token_ids) - 1) // size], []
         pools = zip(self.block_pools.pools, self.block_pools.specs, self._slots(seq, 0), strict=True)
@@ -278,7 +278,7 @@ class BlockTables:
             if -(-slots // size) - pool.num_in_use(blocks) > pool.num_free:
                 return None
             resident.append(tuple(block != NULL_BLOCK for block in blocks))
-        return MissingPrefix(tuple(hashes), tuple(resident))
+        return PrefixResidency(tuple(hashes), tuple(resident))
 
     def insert_cached(self, seq: CachedSequence, found: Sequence[tuple[int, int]]) -> list[CachedBlock]:
         """Put blocks of a prompt into the prefix cache; the caller fills them before the next step.
@@ -353,7 +353,7 @@ class BlockTables:
         return tuple(blocks), keep
 
     def _shareable(self, seq: CachedSequence, tokens: int) -> int:
-        """Return how many of the first `tokens` tokens have the keys that they would have in any prompt."""
+        """Return how many of the first `tokens` tokens other sequences may share: not those of an answer with a window."""
         return tokens if self.answer_window is None else min(tokens, seq.turn_start)
 
     def _slots(self, seq: CachedSequence, start: int, tokens: int | None = None, states: int = 2) -> list[int]:
@@ -361,7 +361,7 @@ class BlockTables:
         tokens = len(seq.token_ids) if tokens is None else tokens
         near = min(tokens, start + self._max_rows)
         slots = {"cross": seq.cross_rows, "window": near, "chunk": near, "state": states * self.block_pools.block_size}
-        return [slots.get(spec.kind, spec.num_places(tokens, seq.turn_start)) for spec in self.block_pools.specs]
+        return [slots.get(spec.kind, spec.num_slots(tokens, seq.turn_start)) for spec in self.block_pools.specs]
 
     def _cross_hashes(self, seq: CachedSequence) -> list[bytes]:
         return hash_cross_blocks(seq.root_hash, -(-seq.cross_rows // self.block_pools.block_size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kv_cache.block_tables import BlockTables, CachedBlock
-from ..types import FoundBlocks, KVBlock, KVLookup, KVTransfer
+from ..types import KVBlock, KVLookup, KVLookupResult, KVTransfer
 from .limits import SchedulerLimits
 from .request import Request, State
 from .request_queues import RequestQueues
@@ -18,7 +18,7 @@ class KVTransfers:
 
     Each full block is saved once it is computed. A sequence that waits and has no blocks, because it is new or has lost them to
     another one, waits for the connectors first (`State.LOADING`). What they have is put into the prefix cache, where its
-    admission finds it; what is missing, wrong or late there is computed.
+    admission finds it. What is missing, damaged or late is computed.
 
     Args:
         saves: blocks are saved. loads: blocks are looked up.
@@ -43,12 +43,12 @@ class KVTransfers:
             self._computed += [KVBlock(*block) for block in blocks]
 
     def take_computed(self) -> KVTransfer | None:
-        """Return the message that saves blocks, None if there are none."""
+        """Return the message that saves the blocks computed since the last call, None if there are none."""
         blocks, self._computed = tuple(self._computed), []
         return KVTransfer(save=blocks) if blocks else None
 
     def begin(self) -> KVTransfer | None:
-        """Let waiting sequences wait for the connectors. Return the message of this, None if no sequence waits for them."""
+        """Begin lookups for waiting sequences, and cancel those that nobody needs. Return the message, None without lookups."""
         cancelled = tuple(number for number, (request, _) in self._loading.items() if not _waits_for(request, number))
         for number in cancelled:
             request, _ = self._loading.pop(number)
@@ -60,7 +60,7 @@ class KVTransfers:
         is_idle = not self._queues.running and not self._queues.waiting
         return KVTransfer(look_up=tuple(lookups), cancel=cancelled, poll_seconds=_POLL_SECONDS if is_idle else 0.0)
 
-    def place(self, found: Sequence[FoundBlocks]) -> KVTransfer | None:
+    def place(self, found: Sequence[KVLookupResult]) -> KVTransfer | None:
         """Put what lookups have read into the prefix cache, and let their sequences wait for admission."""
         placed = []
         for result in found:
@@ -74,7 +74,7 @@ class KVTransfers:
         return KVTransfer(place=tuple(placed)) if placed else None
 
     def forget(self, placed: KVTransfer) -> None:
-        """Take blocks out of the prefix cache that could not be filled."""
+        """Remove blocks from the prefix cache that could not be filled."""
         for _, blocks in placed.place:
             for block in blocks:
                 self._tables.block_pools.pools[block.group].drop(block.hash)
@@ -87,7 +87,7 @@ class KVTransfers:
         for request in self._queues.waiting[: max(0, room)]:
             if any(request.block_ids) or request.needs_all_rows:
                 continue
-            prefix = self._tables.missing_prefix(request)
+            prefix = self._tables.prefix_residency(request)
             if prefix is None or (prefix.num_missing > free and self._loading):
                 break
             if prefix.num_missing <= self._missing_of(request):  # else the blocks that it had or got were taken

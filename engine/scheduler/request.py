@@ -25,7 +25,7 @@ from .limits import check_features
 
 class State(Enum):
     WAITING = "waiting"  # has tokens to compute, may have no blocks
-    LOADING = "loading"  # has no blocks, and waits for those that a connector may have
+    LOADING = "loading"  # has no blocks, and waits for a lookup in the connectors
     RUNNING = "running"  # has tokens to compute, and blocks for all of them
     IDLE = "idle"  # answered and held open
 

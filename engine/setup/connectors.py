@@ -27,7 +27,7 @@ _LIBRARIES = ("av", "numpy", "opencv-python-headless", "pillow", "soundfile", "s
 """Distributions that decode and resize media; other versions may make other pixels."""
 
 
-def open_connectors(config: EngineConfig, content: str, specs: Sequence[CacheSpec], dtype: torch.dtype) -> TensorStore | None:
+def open_kv_store(config: EngineConfig, content: str, specs: Sequence[CacheSpec], dtype: torch.dtype) -> TensorStore | None:
     """Return the store of an engine's KV blocks, None if its options name no connector.
 
     Args:

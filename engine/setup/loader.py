@@ -35,7 +35,7 @@ from ..worker.adapter_store import AdapterStore
 from ..worker.encoder_store import EncoderStore
 from ..worker.grammar import GrammarFactory
 from ..worker.model_runner import ModelRunner, RunnerOptions
-from .connectors import open_connectors
+from .connectors import open_kv_store
 from .draft_model import check_vocabulary, find_draft
 from .drafts import make_drafter, make_predictor
 from .memory import MaxSizes, adapter_bytes, max_cached_blocks, num_cache_blocks
@@ -100,9 +100,9 @@ def load_engine(
                 tokenizer, config.grammar_seconds, config.quarantine_seconds, config.media.worker_sandbox == "require"
             )
             encoder_ranks = all_ranks(ranks) if config.mm_encoder_tp_mode == "data" else None
-            connectors = open_connectors(config, content, model.cache_specs, dtype)
+            kv_store = open_kv_store(config, content, model.cache_specs, dtype)
             attention = info.prompt_attention
-            options = RunnerOptions(grammars, prompt_attention=attention, encoder_ranks=encoder_ranks, connectors=connectors)
+            options = RunnerOptions(grammars, prompt_attention=attention, encoder_ranks=encoder_ranks, kv_store=kv_store)
             core = build_core(model, config, engine.sizes, store, options, engine.source)
         engine.source.load_weights(model)
         if isinstance(core, EngineCore):
@@ -164,7 +164,7 @@ def build_core(
     """Join scheduler, caches and executor around a model on its device.
 
     Args:
-        options: its `grammars`, `prompt_attention`, `encoder_ranks` and `connectors`; the others follow from `config`.
+        options: its `grammars`, `prompt_attention`, `encoder_ranks` and `kv_store`; the others follow from `config`.
         source: builds the model again after sleep; with None, the engine cannot sleep.
     """
     if options.prompt_attention.key_order is not None and any(spec.window is not None for spec in model.cache_specs):
@@ -200,7 +200,7 @@ def build_core(
         adapters=AdapterStore(adapter_bytes(config, model), config.max_lora_rank) if config.enable_lora else None,
     )
     transfer = config.kv_transfer
-    if options.connectors is not None:
+    if options.kv_store is not None:
         scheduler.use_connectors(transfer.saves, transfer.loads)
     runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store, options)
     if runner.kv_blocks is not None and not transfer.loads:

@@ -38,7 +38,7 @@ class MemoryPlan(ReprMixin):
         max_items: the largest item of each modality.
         decoding_limits: the fields of `media` that bound `decoding`.
         traffic: what a rank sends to each other rank, with several of them.
-        device: of the model. On a GPU, media held, processor cache, sequences and offloaded blocks are in host memory.
+        device: that of the model. On a GPU, held media, processor cache, sequences and offloaded blocks are in host memory.
     """
 
     weights: int

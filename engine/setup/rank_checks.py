@@ -14,8 +14,14 @@ from ...models.text.decoder import Decoder, modules_of_all_ranks
 from ..config import EngineConfig
 from ..speculative_config import read_speculative_config
 
-_WHOLE = {"parts": "all", "load_talker": False, "load_mtp": False, "kv_offloading_size": None, "kv_transfer_config": None}
-"""Options, and the value that several ranks can honour."""
+_ALLOWED = {
+    "parts": "all",
+    "load_talker": False,
+    "load_mtp": False,
+    "kv_offloading_size": None,
+    "kv_transfer_config": None,
+}
+"""Options that several ranks support with one value only, and this value."""
 
 
 def check_rank_options(config: EngineConfig) -> None:
@@ -28,7 +34,7 @@ def check_rank_options(config: EngineConfig) -> None:
         raise _error(size, layers, "divides a model on a CPU only; use <<device=>>'cpu', or an engine per GPU")
     if config.uses_async_scheduling:
         raise _error(size, layers, "needs <<async_scheduling=>>None or False")
-    for name, value in _WHOLE.items():
+    for name, value in _ALLOWED.items():
         if getattr(config, name) != value:
             raise _error(size, layers, f"cannot be combined with <<{name}>>; leave one of them out")
     if read_speculative_config(config.speculative_config).predicted:

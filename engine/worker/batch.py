@@ -147,7 +147,7 @@ def _build_attention(
         key_range = _cross_key_range(scheduled)
     else:
         stops = [task.num_computed + task.num_tokens for task in tasks]
-        lengths = [spec.num_places(stop, sequence.turn_start) for stop, (sequence, _) in zip(stops, scheduled, strict=True)]
+        lengths = [spec.num_slots(stop, sequence.turn_start) for stop, (sequence, _) in zip(stops, scheduled, strict=True)]
         written = [
             _written(spec, stop - task.num_tokens, stop, sequence.turn_start)
             for stop, (sequence, task) in zip(stops, scheduled, strict=True)
@@ -183,7 +183,7 @@ def _build_attention(
 
 def _written(spec: CacheSpec, start: int, stop: int, prompt: int) -> tuple[int, int]:
     """Return the places, first and end, of the keys of the tokens `[start, stop)`, whose places are adjacent."""
-    first = spec.place(start, prompt)
+    first = spec.slot(start, prompt)
     return first, first + stop - start
 
 

@@ -24,7 +24,7 @@ from ..errors import error_text
 from ..types import EncodeResult
 from .adapter_store import AdapterStore, layers_of
 from .encoder_graphs import EncoderGraphs
-from .encoder_ranks import any_rank, assign, encoder_cost, gather_rows
+from .encoder_ranks import any_rank, assign_ranks, encoder_cost, gather_rows
 from .encoder_store import EncoderStore
 from .isolate import isolate_failures
 
@@ -74,7 +74,7 @@ class EncoderRunner:
     Args:
         event: makes an event of the current stream. poll_seconds: how long `poll` may wait. For tests.
         adapters: those that requests may choose.
-        ranks: those that `encode` divides items among; None: each process encodes all items.
+        ranks: the ranks that `encode` divides items among; None: each process encodes all items.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class EncoderRunner:
         """Encode items and store their rows. An item that makes the encoder fail gets an error; the others are encoded."""
         missing, results = self._load_stored(items)
         if self._ranks is not None:
-            is_missing = any_rank(self._ranks, [item in missing for item in items])  # another rank may not read the same files
+            is_missing = any_rank(self._ranks, [item in missing for item in items])  # others may have read it from disk
             needed = [item for item, is_needed in zip(items, is_missing, strict=True) if is_needed]
             results = [result for result in results if result.hash not in {item.hash for item in needed}]
             encoded, missing = self._encode_divided(model, self._ranks, needed)
@@ -121,7 +121,7 @@ class EncoderRunner:
             The results, and the items that are left.
         """
         start, divided = time.perf_counter(), [item for item in items if item.stream is None and ROWS not in item.kwargs]
-        owners = assign([encoder_cost(item) for item in divided], ranks.size)
+        owners = assign_ranks([encoder_cost(item) for item in divided], ranks.size)
         mine = [item for item, owner in zip(divided, owners, strict=True) if owner == ranks.rank]
         encoded = dict[str, Tensor]()
         for call in self._group_items(mine):

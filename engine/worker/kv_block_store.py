@@ -20,7 +20,7 @@ from ..connectors.tensor_store import TensorStore
 from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.groups import CacheGroup
 from ..kv_cache.prefix import needed_blocks, usable_prefix
-from ..types import FoundBlocks, KVBlock, KVLookup, KVTransfer
+from ..types import KVBlock, KVLookup, KVLookupResult, KVTransfer
 
 LOAD_SECONDS = 10.0  # how long a prompt waits for its blocks
 _THREADS = 4  # prompts whose blocks are read at a time
@@ -43,7 +43,7 @@ class KVBlockStore:
     """Saves blocks by their hash, and reads those of a prompt in threads. A block is one tensor over the layers of its group.
 
     Attributes:
-        load_seconds: how long a prompt waits for its blocks; it then goes on with those that are there.
+        load_seconds: how long a prompt waits for its blocks; it then goes on with those that were read.
         save_seconds: how long a step waits until the blocks that it has computed are written. A producer waits, so that other
             engines find the blocks of a prompt once it has been answered.
     """
@@ -58,7 +58,7 @@ class KVBlockStore:
         self._arrived: dict[int, _BlockLoad] = {}  # those that the last call has reported
         self._readers = ThreadPoolExecutor(_THREADS, "sensorium-kv-blocks")
 
-    def transfer(self, caches: Sequence[Tensor], transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+    def transfer(self, caches: Sequence[Tensor], transfer: KVTransfer) -> tuple[KVLookupResult, ...]:
         """Copy blocks as the message says. `caches`: the tensors by layer.
 
         Return the lookups that have ended, each once. What they have read is kept until the next ones are reported.
@@ -83,7 +83,7 @@ class KVBlockStore:
         return tuple(self._take_arrived())
 
     def forget_saved(self) -> None:
-        """Find nothing that was saved so far, because the weights change. The new ones have no hash that others know."""
+        """Make all saved blocks unfindable, because the weights change. The new namespace is random: no other engine has it."""
         self.store.namespace = digest("sensorium.updated", os.urandom(32))
 
     def close(self) -> None:
@@ -147,8 +147,8 @@ class KVBlockStore:
         }
         return sorted(needed & stored, key=lambda place: (place[1], place[0]))
 
-    def _take_arrived(self) -> list[FoundBlocks]:
-        """Return the lookups that have ended, and those that nobody waits for any longer."""
+    def _take_arrived(self) -> list[KVLookupResult]:
+        """Return the lookups that have ended or exceeded their deadline."""
         found = []
         for number, load in list(self._loads.items()):
             assert load.future is not None
@@ -162,7 +162,7 @@ class KVBlockStore:
             elif (error := load.future.exception()) is not None:
                 _log.error("KV blocks cannot be read", exc_info=error)
             self._arrived[number] = replace(load, blocks=dict(load.blocks))
-            found.append(FoundBlocks(number, tuple(self._arrived[number].blocks)))
+            found.append(KVLookupResult(number, tuple(self._arrived[number].blocks)))
         return found
 
 

@@ -31,7 +31,7 @@ from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_requests import LikelyTokens, PoolingRequest, SpokenPrompt, keeps_rows
 from ..types import (
     EncodeResult,
-    FoundBlocks,
+    KVLookupResult,
     KVTransfer,
     LoadedAdapter,
     Logprob,
@@ -92,7 +92,7 @@ class RunnerOptions:
         predictor: drafts tokens after each step.
         adapters: those that requests may choose; None if the model takes none.
         encoder_ranks: as in EncoderRunner.
-        connectors: where KV blocks are saved; None: nowhere.
+        kv_store: keeps KV blocks outside the caches; None: nothing does.
     """
 
     grammars: GrammarFactory | None = None
@@ -103,7 +103,7 @@ class RunnerOptions:
     predictor: Predictor | None = None
     adapters: AdapterStore | None = None
     encoder_ranks: Ranks | None = None
-    connectors: TensorStore | None = None
+    kv_store: TensorStore | None = None
 
 
 class ModelRunner:
@@ -133,7 +133,7 @@ class ModelRunner:
         self.async_scheduling = options.async_scheduling
         self.encoder_runner = EncoderRunner(store, device, adapters=options.adapters, ranks=options.encoder_ranks)
         self.predictor, self.adapters, self._predict_seconds = options.predictor, options.adapters, 0.0
-        self.kv_blocks = None if options.connectors is None else KVBlockStore(options.connectors, groups, block_size)
+        self.kv_blocks = None if options.kv_store is None else KVBlockStore(options.kv_store, groups, block_size)
 
     def sleep(self, empty: Model, keep_sequences: bool = False) -> None:
         """Free weights and caches. `empty`: the model without weights. `keep_sequences`: see `Executor.sleep`."""
@@ -174,7 +174,7 @@ class ModelRunner:
             return self.adapters.load(layers, folder, seconds, resume)
 
     @torch.inference_mode()
-    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+    def transfer(self, transfer: KVTransfer) -> tuple[KVLookupResult, ...]:
         """Copy KV blocks. See `Executor`."""
         assert self.kv_blocks is not None
         return self.kv_blocks.transfer(self.caches.tensors, transfer)

@@ -133,7 +133,7 @@ class SequenceState(PlacedSequence):
         self._compute_positions()
 
     def begin_again(self) -> None:
-        """Return the log probabilities of the prompt once more: all tokens are computed again, with other weights.
+        """Collect the log probabilities of the prompt anew, because all its tokens are computed again, with other weights.
 
         In a session, those of its first answer are final.
         """

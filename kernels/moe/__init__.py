@@ -51,7 +51,7 @@ def loop_experts(
     """Run `expert(number, rows)` once per expert on all its rows, and sum the weighted results: `[rows, dim]`.
 
     Args:
-        others: the experts that other processes run, and how their results come here; None: there are none.
+        others: numbers of the experts that other processes run, and the function that fetches their results; None: no experts.
     """
     order = topk_ids.flatten().argsort(stable=True)
     results = x.new_empty(len(order), x.shape[1])

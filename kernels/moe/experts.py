@@ -10,7 +10,8 @@ from torch import Tensor
 Expert = Callable[[int, Tensor], Tensor]
 """Function from an expert's number and its rows `[n, dim]` to their results."""
 Share = Callable[[Tensor, Sequence[int]], None]
-"""Function that puts the results of other processes' experts into `[pairs, dim]`, ordered by expert, from the rows of each."""
+"""Function that fills `[pairs, dim]`, ordered by expert, with the results of other processes' experts. Its second argument is
+the number of pairs of each expert."""
 
 
 @dataclass(frozen=True)

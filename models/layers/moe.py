@@ -63,7 +63,7 @@ class Mixture(WeightedLayer):
     Attributes:
         slot: the adapters of requests that change experts; None if they do not.
         ranks: those that divide the experts; None: this process has all of them.
-        absent_experts: those that other ranks hold, without memory, by number.
+        absent_experts: the experts that other ranks hold, by number; here they have no memory.
         sent_bytes: see `ranks.rank_traffic`; the mean over the ranks, which depends on the choices of the rows.
     """
 
@@ -161,7 +161,7 @@ class Mixture(WeightedLayer):
         return (f"experts.{number}" for number in self.absent_experts)
 
     def _share_(self, results: Tensor, counts: Sequence[int]) -> None:
-        """Fill the results `[pairs, dim]`, ordered by expert, with those of the other ranks. `counts`: pairs of each expert."""
+        """Fill `results [pairs, dim]`, ordered by expert, with those of other ranks. `counts`: pairs of each expert."""
         assert self.ranks is not None
         starts = [0, *accumulate(counts)]
         firsts = (self.ranks.range_of(rank, self.num_experts).start for rank in range(self.ranks.size))
@@ -259,7 +259,7 @@ class ModalityMixture(WeightedLayer):
         for number, name in enumerate(spec.modality_experts):
             self._mixtures.append(Mixture(dim, spec, dtype, device, modality=number, shared=0))
             self.add_module(name, self._mixtures[number])
-        # each row has experts of one modality, so those of the others send nothing for it
+        # a row is sent for the experts of its modality only
         self.sent_bytes = self._mixtures[0].sent_bytes
         for mixture in self._mixtures:
             mixture.sent_bytes = 0

@@ -55,7 +55,7 @@ class Ranks:
         size: number of processes in the group, at least 2.
         layers: the group divides the list of the decoder's layers (pipeline); if False, it divides the outputs of each layer
             (tensor).
-        experts: a group that divides outputs also divides the experts of mixtures.
+        experts: the group, which divides outputs, also divides the experts of mixtures.
         members: ranks of these processes in torch's default process group, in order; () for all of them.
     """
 
@@ -79,7 +79,7 @@ class Ranks:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def range_of(self, rank: int, count: int) -> range:
-        """Return the layers or experts of a rank, of `count`: earlier ranks have earlier ones, and at most one more."""
+        """Return which of `count` layers or experts a rank has. Earlier ranks have earlier ones, and at most one more."""
         starts = [-(-count * number // self.size) for number in (rank, rank + 1)]
         return range(*starts)
 
@@ -90,9 +90,10 @@ class Ranks:
         return shared[0], shared[1]
 
     def share_rows_(self, x: Tensor, bounds: Sequence[int]) -> None:
-        """Fill `x [rows, dim]` with the rows of all ranks: a rank has those from `bounds[rank]` to the next. All ranks call it.
+        """Fill `x [rows, dim]` with the rows of all ranks: a rank has rows `bounds[rank]` to `bounds[rank + 1]`.
 
-        Unlike the other two, it is no operator: who needs it has read numbers of rows on the host, and is not recorded.
+        All ranks call it. Unlike the other two, it is no operator: its callers read numbers of rows on the host, so that
+        their steps are not recorded.
         """
         members, group = self._members, _groups.get(tuple(self._members))
         parts = [(source, x[start:end]) for source, (start, end) in zip(members, pairwise(bounds), strict=True) if end > start]
@@ -125,7 +126,7 @@ def rank_groups(rank: int, tensor_size: int, pipeline_size: int, experts: bool =
 
 
 def all_ranks(groups: Sequence[Ranks]) -> Ranks | None:
-    """Return all ranks of a model as one group, as the process sees it that has these groups; None without any."""
+    """Return all ranks of a model as one group. `groups`: those of this process; without any, the result is None."""
     rank, size = 0, 1
     for group in groups:  # that of outputs comes first
         rank, size = group.rank * size + rank, group.size * size
@@ -152,8 +153,8 @@ class RankTraffic:
         messages: their number.
         row_bytes: for each row of the step; of experts, the mean over the ranks.
         logits_row_bytes: for each row of which logits are computed.
-        encoder_row_bytes: for each encoder row, if ranks divide items; the mean over the ranks. A step that encodes has two
-            messages more, and a byte for each item.
+        encoder_row_bytes: for each encoder row, if ranks divide items; the mean over the ranks. A step that encodes also
+            sends up to two bytes for each item.
     """
 
     messages: int

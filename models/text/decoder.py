@@ -67,7 +67,7 @@ class AbsentLayer(TensorModule):
     """A layer that another rank holds.
 
     Attributes:
-        layers: the layer without memory. It is in a tuple, so that it is not registered.
+        layers: the layer, without memory, in a tuple, so that it is not registered as a submodule.
         mixers: its mixers, which say what they cache.
     """
 
@@ -184,7 +184,7 @@ class Decoder(TensorModule):
     """ForwardBatch -> normed hidden states `[rows, hidden]`.
 
     Attributes:
-        held: numbers of the layers that this rank holds.
+        local_layers: numbers of the layers that this rank holds.
         absent: canonical paths, below this module, of the layers and experts that other ranks hold.
     """
 
@@ -199,12 +199,14 @@ class Decoder(TensorModule):
         self.ranks = ranks = current_ranks(layers=True)
         # see rank_traffic: the residual stream, and the output to be added to it
         self.sent_bytes = 0 if ranks is None else 2 * spec.hidden_size * dtype.itemsize
-        self.held = range(len(classes)) if ranks is None else ranks.range_of(ranks.rank, len(classes))
+        self.local_layers = range(len(classes)) if ranks is None else ranks.range_of(ranks.rank, len(classes))
         if spec.first_position is not None:
             positions = spec.max_positions + spec.first_position
             self.embed_positions = EmbeddingTable(positions, spec.hidden_size, dtype, device)
         layers: list[CrossLayer | DecoderLayer | AbsentLayer] = [
-            make(layer, spec, dtype, device) if i in self.held else AbsentLayer(make(layer, spec, dtype, torch.device("meta")))
+            make(layer, spec, dtype, device)
+            if i in self.local_layers
+            else AbsentLayer(make(layer, spec, dtype, torch.device("meta")))
             for i, (make, layer) in enumerate(zip(classes, spec.layers, strict=True))
         ]
         self.layers = nn.ModuleList(layers)
@@ -215,7 +217,7 @@ class Decoder(TensorModule):
             first = len(self.cache_specs) if source is None else self.cache_of_layer[source]
             self.cache_of_layer.append(first if module.mixers else 0)
             self.cache_specs += [mixer.cache_spec for mixer in module.mixers if source is None]
-        paths = (f"layers.{number}" for number in range(len(layers)) if number not in self.held)
+        paths = (f"layers.{number}" for number in range(len(layers)) if number not in self.local_layers)
         experts = (f"{path}.{name}" for path, module in self.named_modules() for name in getattr(module, "absent", ()))
         self.absent = frozenset((*paths, *experts))
         self.further_mixers = [range(1, len(module.mixers)) for module in layers]
@@ -267,7 +269,7 @@ class Decoder(TensorModule):
             levels: of `put_encoder_rows`.
             per_layer: the second input of each layer.
         """
-        for i in self.held:
+        for i in self.local_layers:
             layer, cache = self.layers[i], self.cache_of_layer[i]
             if isinstance(layer, CrossLayer):
                 if batch.cross_mask is not None:

@@ -70,7 +70,7 @@ class RotarySpec:
     first: int = 0
 
     @property
-    def unequal(self) -> bool:
+    def unequal_angles(self) -> bool:
         """The two numbers of a pair have angles of their own."""
         return self.order == "frames"
 

@@ -45,7 +45,7 @@ class TowerMetadata:
 class VisionAttention:
     def __init__(self, s: TowerSpec, build: Builder) -> None:
         self.heads, self.key_heads, self.dim, self.qk_norm = s.heads, s.key_heads, s.head_dim, s.qk_norm
-        self.interleaved = s.rotary is not None and (s.rotary.interleaved or s.rotary.unequal)
+        self.interleaved = s.rotary is not None and (s.rotary.interleaved or s.rotary.unequal_angles)
         names, inner, keys = s.names, s.heads * s.head_dim, s.key_heads * s.head_dim
         sizes = [inner, keys, keys] if len(names.qkv) > 1 else [inner + 2 * keys]
         self.qkv = build.linear(names.qkv, s.width, sizes, s.qkv_bias)
@@ -230,7 +230,7 @@ class VisionTower(nn.Module):
         if s.rotary is None:
             return TowerMetadata(None, frames, layout.windows, trailing)
         axes = [layout.h, layout.w]
-        if s.rotary.unequal:
+        if s.rotary.unequal_angles:
             each = zip(layout.frames, times or [0] * len(layout.frames), strict=True)
             axes.append(torch.cat([torch.full((count,), time) for count, time in each]))
         positions = torch.stack(axes).to(self.device) + s.rotary.first
@@ -284,7 +284,7 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: to
     row, states = c.width * dtype.itemsize, len(c.states)
     frame = c.min_frame or (0 if c.table is None else c.table.side**2)
     rows = patches + (patches // frame * c.first_rows if frame else 0)
-    unequal = c.rotary is not None and c.rotary.unequal
+    unequal = c.rotary is not None and c.rotary.unequal_angles
     rotation = c.head_dim * FLOAT32 * (1 + unequal) if c.rotary is not None else 0  # cosines and sines
     attention, mlp = _attention_bytes(c, rows, ops), vision_mlp_bytes(c, rows, ops)
     added = ops.linear_result(c.width, rows)
@@ -336,8 +336,8 @@ def _attention_bytes(c: TowerSpec, rows: int, ops: OpBytes) -> int:
         steps.append(qkv + (row + normed if c.qk_norm == "all" else 0 if ops.fused("rms_norm") else normed))
     if c.rotary is not None:
         rotated = 0 if ops.fused("rotary") else ops.torch_rotary(w + c.key_heads * c.head_dim)
-        swapped = c.rotary.interleaved or c.rotary.unequal
-        copied = (row + c.key_heads * c.head_dim * s) * c.rotary.unequal
+        swapped = c.rotary.interleaved or c.rotary.unequal_angles
+        copied = (row + c.key_heads * c.head_dim * s) * c.rotary.unequal_angles
         steps.append(qkv + max(rotated + copied, 2 * row * swapped))
     steps.append(qkv + repeated + (row if ops.fused("varlen_attention") else 4 * row + ops.attention_copies(w)))
     steps.append(qkv + repeated + row + ops.linear(w, c.width, rows))

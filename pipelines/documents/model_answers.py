@@ -13,7 +13,7 @@ from .page_task import PageTask
 if TYPE_CHECKING:
     from ..ocr import Page
 
-ENDS = {"length": "it was cut off at the token limit", "repetition": "it repeats itself, and was ended"}
+FINISH_DOUBTS = {"length": "it was cut off at the token limit", "repetition": "it repeats itself, and was ended"}
 """Finish reasons of answers whose text is doubted, and the doubt."""
 
 

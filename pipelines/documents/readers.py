@@ -24,7 +24,7 @@ from .confidence import with_token_confidences
 from .doubt import SPARE, num_characters, why_invented, why_refusal
 from .line_recognizer import LineRecognizer
 from .lines_reader import PACKAGES, LinesReader
-from .model_answers import ENDS, error_of, image_of, info_of, tokens_of
+from .model_answers import FINISH_DOUBTS, error_of, image_of, info_of, tokens_of
 from .page_task import PageReader, PageTask
 from .region_reader import RegionReader
 from .spreads import RATIOS, gutter_of
@@ -216,7 +216,7 @@ class ModelReader:
                 return page.record(error=info_of(error))
             blocks += [_shifted(block, left / page.scale) for block in part]
             tokens += tokens_of(result)
-            doubts += filter(None, (result.doubt, ENDS.get(result.finish_reason or ""), why_refusal(result.text)))
+            doubts += filter(None, (result.doubt, FINISH_DOUBTS.get(result.finish_reason or ""), why_refusal(result.text)))
         scored, confidence = with_token_confidences(blocks, tokens)
         return page.record(scored, doubt=next(iter(doubts), None), confidence=confidence)
 

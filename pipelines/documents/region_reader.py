@@ -19,7 +19,7 @@ from .blocks import PageRecord
 from .confidence import with_token_confidences
 from .doubt import why_refusal
 from .lines_reader import LinesReader
-from .model_answers import ENDS, error_of, image_of, info_of, tokens_of
+from .model_answers import FINISH_DOUBTS, error_of, image_of, info_of, tokens_of
 from .page_task import PageTask
 from .regions import WHOLE_PAGE, layout_regions, printed_regions, region_picture, text_in
 from .stop import ReadingStopped, StopSignal
@@ -103,7 +103,7 @@ class RegionReader:
             return _PageRegions(page, record=page.record(error=error_of(result), doubt=result.doubt))
         marked = result.output.outputs[0].marked
         regions = layout_regions(marked.elements() if marked is not None else (), self.two_steps)
-        doubt = ENDS.get(result.finish_reason or "")
+        doubt = FINISH_DOUBTS.get(result.finish_reason or "")
         doubt = None if doubt is None else f"its layout is incomplete: {doubt}"
         return _PageRegions(page, regions or [_whole(page)], doubt=doubt, lines=self._draft_lines(page, policy, stop))
 
@@ -130,7 +130,7 @@ class RegionReader:
             return lambda: lines
         if reader is None or self.engine.config.torch_device.type != "cpu":
             return tuple
-        return _Once(lambda: tuple(line for record in reader.read([page], policy, stop) for line in _lines_of(record)))
+        return _LazyLines(lambda: tuple(line for record in reader.read([page], policy, stop) for line in _lines_of(record)))
 
     def _region_tasks(self, found: _PageRegions, policy: MediaPolicy, stop: StopSignal) -> list[Task[Page]]:
         """Return the tasks that read the regions of a page, and leave only regions in it that are pictures or have a task."""
@@ -201,7 +201,7 @@ class _RegionDraft:
         return text_in(self.region, self.lines(), self.scale)
 
 
-class _Once:
+class _LazyLines:
     """Calls a function once, by whichever thread comes first."""
 
     def __init__(self, function: Callable[[], Sequence[tuple[str, Box]]]) -> None:
@@ -244,7 +244,7 @@ def _doubt_of(results: Iterable[Page]) -> str | None:
     for number, result in enumerate(pages, 1):
         answer = result.output.outputs[0]
         logprob, count = logprob + (answer.cumulative_logprob or 0.0), count + len(answer.token_ids)
-        if doubt := ENDS.get(result.finish_reason or "") or why_refusal(result.text):
+        if doubt := FINISH_DOUBTS.get(result.finish_reason or "") or why_refusal(result.text):
             return f"region {number} of {len(pages)}: {doubt}"
     least = min((page.min_avg_logprob for page in pages), default=0.0)
     if count and logprob / count < least:

@@ -173,14 +173,14 @@ def make_core(
     async_scheduling: bool = False,
     late: int = 0,
     policy: str = "fcfs",
-    connectors: TensorStore | None = None,
+    kv_store: TensorStore | None = None,
 ) -> EngineCore:
     """Return a core around the toy.
 
     Args:
         encoder_rows: capacity of the encoder cache.
         late: number of polls until an encoder call beside the steps is done.
-        connectors: where KV blocks are saved and looked up.
+        kv_store: where KV blocks are saved and looked up.
     """
     model, attention = model or ToyModel(), ATTENTIONS[prompt_attention]
     specs = [group.spec for group in group_layers(model.cache_specs)]
@@ -197,9 +197,9 @@ def make_core(
         make_policy(policy),
     )
     options = RunnerOptions(
-        invariant=invariant, prompt_attention=attention, async_scheduling=async_scheduling, connectors=connectors
+        invariant=invariant, prompt_attention=attention, async_scheduling=async_scheduling, kv_store=kv_store
     )
-    if connectors is not None:
+    if kv_store is not None:
         scheduler.use_connectors(saves=True, loads=True)
     runner = ModelRunner(model, num_blocks, block_size, device, store, options)
     runner.encoder_runner = EncoderRunner(store, device, lambda: Late(late), poll_seconds=600.0)

@@ -21,7 +21,7 @@ class Request:
     read_draft: Callable[[], str] = str
 
 
-class Scripted:
+class ScriptedModel:
     """A model that answers by its prompt, and keeps what it was asked.
 
     Args:

@@ -11,8 +11,8 @@ from sensorium.engine.core_info import CoreInfo
 from sensorium.engine.executor import LocalExecutor
 from sensorium.engine.stats import TransferStats
 from sensorium.engine.types import (
-    FoundBlocks,
     GrammarResult,
+    KVLookupResult,
     KVTransfer,
     LoadedAdapter,
     SchedulerOutput,
@@ -59,7 +59,7 @@ class WireExecutor:
     def update(self, update: WorkerUpdate) -> tuple[GrammarResult, ...]:
         return tuple(map(self._through, self._local.update(self._through(update))))
 
-    def transfer(self, transfer: KVTransfer) -> tuple[FoundBlocks, ...]:
+    def transfer(self, transfer: KVTransfer) -> tuple[KVLookupResult, ...]:
         return tuple(map(self._through, self._local.transfer(self._through(transfer))))
 
     def transfer_stats(self) -> tuple[TransferStats, ...]:

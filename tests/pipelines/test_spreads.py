@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
-from scripted_model import Scripted
+from scripted_model import ScriptedModel
 from sensorium.mm.media.page_facts import PageFacts
 from sensorium.mm.media.policy import DEFAULT_POLICY
 from sensorium.pipelines.documents import readers
@@ -73,7 +73,7 @@ def test_both_pages_are_read_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     file = BytesIO()
     spread().save(file, "PNG")
     box = '[{"bbox_2d": [0, 100, 500, 200], "label": "text", "text": "%s page"}]'
-    model = Scripted({"Read.": [box % "left", box % "right"]}, (), "resized_json", (HEIGHT, 700), (HEIGHT, 700))
+    model = ScriptedModel({"Read.": [box % "left", box % "right"]}, (), "resized_json", (HEIGHT, 700), (HEIGHT, 700))
     reader = ModelReader(model, "Read.", 64, run=model.run)  # type: ignore[arg-type]
     task = PageTask(file.getvalue(), 1, PageFacts(WIDTH / 2, HEIGHT / 2, marks=2000), "reading", "", 2.0)
     (record,) = reader.read([task], DEFAULT_POLICY, StopSignal())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from oracle import build_checkpoint
 from PIL import Image, ImageDraw
-from scripted_model import Scripted
+from scripted_model import ScriptedModel
 from sensorium import LLM
 from sensorium.callers.errors import ErrorInfo, InputError
 from sensorium.engine.elements import Element
@@ -52,16 +52,16 @@ DOLPHIN = {
 }
 
 
-def mineru(answers: dict[str, Any] = MINERU) -> Scripted:
-    return Scripted(answers, [name for name in PROMPTS if name.startswith("mineru")], "box_tokens", (HEIGHT, WIDTH))
+def mineru(answers: dict[str, Any] = MINERU) -> ScriptedModel:
+    return ScriptedModel(answers, [name for name in PROMPTS if name.startswith("mineru")], "box_tokens", (HEIGHT, WIDTH))
 
 
-def dolphin(answers: dict[str, Any] = DOLPHIN) -> Scripted:
+def dolphin(answers: dict[str, Any] = DOLPHIN) -> ScriptedModel:
     names = [name for name in PROMPTS if name.startswith("dolphin")]
-    return Scripted(answers, names, "resized_json", (HEIGHT, WIDTH), (HEIGHT, WIDTH))
+    return ScriptedModel(answers, names, "resized_json", (HEIGHT, WIDTH), (HEIGHT, WIDTH))
 
 
-class Lines:
+class FakeLinesReader:
     """Stands for the reader of printed lines."""
 
     digest, pages = "lines 1", 0
@@ -90,7 +90,9 @@ def page() -> PageTask:
     return PageTask(file.getvalue(), 1, PageFacts(WIDTH / 2, HEIGHT / 2, marks=100), "reading", "", 2.0)
 
 
-def read(model: Scripted, question: str, page: PageTask, lines: Lines | None, monkeypatch: pytest.MonkeyPatch) -> PageRecord:
+def read(
+    model: ScriptedModel, question: str, page: PageTask, lines: FakeLinesReader | None, monkeypatch: pytest.MonkeyPatch
+) -> PageRecord:
     monkeypatch.setattr(readers, "find_lines_reader", lambda: lines)
     reader = ModelReader(model, question, 64, run=model.run)  # type: ignore[arg-type]
     (record,) = reader.read([page], DEFAULT_POLICY, StopSignal())
@@ -152,7 +154,7 @@ def test_a_page_without_a_layout_is_read_in_one_piece(layout: str, page: PageTas
 @pytest.mark.parametrize(("question", "first"), [("paddleocr-two-step", "OCR:"), ("glm-two-step", "Text Recognition:")])
 def test_regions_of_printed_lines(question: str, first: str, page: PageTask, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {first: ["Title", "words"], "Table Recognition:": "<fcel>a<nl>"}
-    model, lines = Scripted(answers, list(PROMPTS)), Lines()
+    model, lines = ScriptedModel(answers, list(PROMPTS)), FakeLinesReader()
     record = read(model, question, page, lines, monkeypatch)
     assert [(block.kind, block.level, block.text) for block in record.blocks] == [
         ("heading", 2, "Title"), ("table", 0, "a"), ("paragraph", 0, "words"),
@@ -170,7 +172,7 @@ def test_drafts_of_regions(has_layer: bool, device: str, page: PageTask, monkeyp
     """They are the lines of the text layer, or the printed lines on a CPU, which are read once. The layout has none."""
     model, lines = (
         mineru(),
-        Lines(),
+        FakeLinesReader(),
     )
     model.config.torch_device.type = device
     text = (TextLine("a title of the layer", (60, 22, 200, 38), 12.0),)

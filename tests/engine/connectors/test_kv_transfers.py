@@ -46,7 +46,7 @@ def run(toy, core, message) -> tuple[list[int], int]:
 
 def test_a_prefix_that_was_evicted_comes_back_from_memory(toy):
     store = make_store()
-    core = toy.make_core(blocks=20, connectors=store)
+    core = toy.make_core(blocks=20, kv_store=store)
     first = toy.random_prompt("a", 40, seed=1)
     answer, cached = run(toy, core, first)
     assert cached == 0
@@ -69,11 +69,11 @@ def test_another_engine_reads_what_one_has_computed(toy, tmp_path, kind):
     model = toy.ToyModel(**MODELS[kind])
     expected = [toy.alone(prompt, model=model)[0] for prompt in prompts]
     producer = make_store(DiskConnector(tmp_path, 1 << 24))
-    core = toy.make_core(model=model, connectors=producer)
+    core = toy.make_core(model=model, kv_store=producer)
     assert [run(toy, core, prompt)[0] for prompt in prompts] == expected
     producer.close()
     consumer = make_store(DiskConnector(tmp_path, 1 << 24))
-    core = toy.make_core(model=model, connectors=consumer)
+    core = toy.make_core(model=model, kv_store=consumer)
     results = [run(toy, core, prompt) for prompt in prompts]
     assert [tokens for tokens, _ in results] == expected
     assert all(cached > 0 for _, cached in results)
@@ -83,7 +83,7 @@ def test_another_engine_reads_what_one_has_computed(toy, tmp_path, kind):
 def test_preempted_sequences_get_their_blocks_back(toy):
     prompts = [toy.random_prompt(str(i), 24, seed=i, max_tokens=20) for i in range(4)]
     store = make_store()
-    core = toy.make_core(blocks=24, connectors=store)
+    core = toy.make_core(blocks=24, kv_store=store)
     for prompt in prompts:
         core.add(prompt)
     outputs = toy.drain(core, 20_000)
@@ -95,7 +95,7 @@ def test_preempted_sequences_get_their_blocks_back(toy):
 
 def test_an_idle_session_that_lost_its_blocks_gets_them_back(toy):
     model, store = toy.ToyModel(), make_store()
-    core = toy.make_core(blocks=20, model=model, connectors=store)
+    core = toy.make_core(blocks=20, model=model, kv_store=store)
     core.add(toy.random_prompt("session", 40, seed=1, hold_open=True))
     answer = toy.tokens_of(toy.drain(core)["session"])
     for seed in range(2, 5):
@@ -147,7 +147,7 @@ def test_random_histories_give_the_same_tokens(toy, kind, seed):
         toy.assert_empty(core)
         return tokens
 
-    assert play(connectors=make_store(MemoryConnector(1 << 16))) == play(caching=False)
+    assert play(kv_store=make_store(MemoryConnector(1 << 16))) == play(caching=False)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -159,11 +159,11 @@ def test_a_decode_engine_gets_what_a_prefill_engine_has_computed(toy, kind):
         prompts = [replace(prompt, cross=(toy.item(0, 5, i),)) for i, prompt in enumerate(prompts)]
     memory = MemoryConnector(1 << 24)
     server = PeerServer([memory], "127.0.0.1:0", "secret")
-    producer = toy.make_core(model=model, connectors=make_store(memory))
+    producer = toy.make_core(model=model, kv_store=make_store(memory))
     producer.executor.runner.kv_blocks.save_seconds = 60.0
     connectors = [MemoryConnector(1 << 24), PeerConnector(f"127.0.0.1:{server.port}", "secret", 20.0)]
     store = make_store(*connectors)
-    consumer = toy.make_core(model=model, connectors=store)
+    consumer = toy.make_core(model=model, kv_store=store)
     for prompt in prompts[:3]:
         run(toy, producer, replace(prompt, params=replace(prompt.params, max_tokens=1)))
         answer, cached = run(toy, consumer, prompt)
@@ -210,10 +210,10 @@ def test_a_wrong_short_or_late_block_is_computed(toy, fault):
     connector = Faulty("")
     store = make_store(connector)
     prompt = toy.random_prompt("a", 40, seed=1)
-    answer, _ = run(toy, toy.make_core(connectors=store), prompt)
+    answer, _ = run(toy, toy.make_core(kv_store=store), prompt)
     store.flush()
     connector.fault = fault
-    core = toy.make_core(connectors=store)
+    core = toy.make_core(kv_store=store)
     core.executor.runner.kv_blocks.load_seconds = 0.02 if fault == "slow" else 60
     again, cached = run(toy, core, prompt)
     assert again == answer
@@ -229,10 +229,10 @@ def test_a_sequence_that_ends_while_it_waits_leaves_nothing(toy):
     connector = Faulty("")
     store = make_store(connector)
     prompt = toy.random_prompt("a", 40, seed=1)
-    run(toy, toy.make_core(connectors=store), prompt)
+    run(toy, toy.make_core(kv_store=store), prompt)
     store.flush()
     connector.fault = "slow"
-    core = toy.make_core(connectors=store)
+    core = toy.make_core(kv_store=store)
     core.add(prompt)
     core.step()
     assert core.stats.waiting == 1
@@ -253,11 +253,11 @@ def test_a_sequence_that_ends_while_it_waits_leaves_nothing(toy):
 def test_adapters_salts_and_items_have_blocks_of_their_own(toy):
     store = make_store()
     prompt = toy.request("a", [*range(4, 30), toy.PAD, toy.PAD, *range(4, 20)], [toy.item(26, 2, seed=1)])
-    run(toy, toy.make_core(connectors=store), prompt)
+    run(toy, toy.make_core(kv_store=store), prompt)
     store.flush()
     others = [replace(prompt, salt="s"), replace(prompt, adapter="a"), replace(prompt, features=(toy.item(26, 2, seed=2),))]
     for other, cached in zip(others, (0, 0, 24), strict=True):
-        core = toy.make_core(connectors=store)
+        core = toy.make_core(kv_store=store)
         assert run(toy, core, other) == (toy.alone(other)[0], cached)
 
 
@@ -266,7 +266,7 @@ def test_live_streams_are_saved_nowhere(toy):
     item = toy.item(2, 4)
     item = replace(item, kwargs={**item.kwargs, "audio_stream": FieldElem(torch.tensor([1]), BatchedField())})
     assert item.stream == 1
-    run(toy, toy.make_core(connectors=store), toy.request("a", [5, 6, *[toy.PAD] * 4, *range(5, 30)], [item]))
+    run(toy, toy.make_core(kv_store=store), toy.request("a", [5, 6, *[toy.PAD] * 4, *range(5, 30)], [item]))
     store.flush()
     assert stats_of(store).writes == 0
 
@@ -274,7 +274,7 @@ def test_live_streams_are_saved_nowhere(toy):
 def test_memory_is_bounded(toy):
     connector = MemoryConnector(40_000)
     store = make_store(connector)
-    core = toy.make_core(blocks=60, connectors=store)
+    core = toy.make_core(blocks=60, kv_store=store)
     for i in range(30):
         run(toy, core, toy.random_prompt(str(i), 100, seed=i))
         store.flush()
@@ -285,7 +285,7 @@ def test_memory_is_bounded(toy):
 
 def test_what_was_saved_before_an_update_of_weights_is_not_found(toy):
     store = make_store()
-    core = toy.make_core(connectors=store)
+    core = toy.make_core(kv_store=store)
     prompt = toy.random_prompt("a", 40)
     run(toy, core, prompt)
     store.flush()

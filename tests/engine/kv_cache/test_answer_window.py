@@ -1,4 +1,4 @@
-"""Groups whose answers read the prompt and their own last tokens only: places of keys, blocks, and what is shared."""
+"""Groups whose answers read the prompt and their own last tokens only: slots of keys, blocks, and what is shared."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def core(toy):
     return lambda **options: toy.make_core(model=toy.ToyModel(answer_window=WINDOW), block_size=4, **options)
 
 
-def test_places_of_an_answer_are_a_ring_after_the_prompt() -> None:
-    assert [SPEC.place(token, 5) for token in range(14)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5]
-    assert [SPEC.num_places(tokens, 5) for tokens in (3, 5, 7, 9, 10, 99)] == [3, 5, 7, 9, 9, 9]
+def test_slots_of_an_answer_are_a_ring_after_the_prompt() -> None:
+    assert [SPEC.slot(token, 5) for token in range(14)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5]
+    assert [SPEC.num_slots(tokens, 5) for tokens in (3, 5, 7, 9, 10, 99)] == [3, 5, 7, 9, 9, 9]
     full = replace(SPEC, answer_window=None)
-    assert (full.place(9, 5), full.num_places(99, 5)) == (9, 99)
+    assert (full.slot(9, 5), full.num_slots(99, 5)) == (9, 99)
 
 
 def test_an_answer_holds_no_more_blocks_than_its_window(toy, core) -> None:

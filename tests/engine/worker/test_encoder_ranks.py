@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.engine.worker.encoder_ranks import assign, encoder_cost
+from sensorium.engine.worker.encoder_ranks import assign_ranks, encoder_cost
 from sensorium.engine.worker.encoder_runner import EncoderRunner
 from sensorium.engine.worker.encoder_store import EncoderStore
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField
@@ -143,11 +143,11 @@ def test_chunks_of_live_streams_stay_on_all_ranks() -> None:
 
 def test_items_are_assigned_by_cost() -> None:
     assert encoder_cost(item(1, 6)) - encoder_cost(item(1, 5)) == 4 * WIDTH
-    assert assign([1, 9, 5, 4], 2) == [0, 0, 1, 1]
-    assert assign([], 2) == []
+    assert assign_ranks([1, 9, 5, 4], 2) == [0, 0, 1, 1]
+    assert assign_ranks([], 2) == []
     loads = [0, 0, 0]
     costs = [7 * number % 31 + 1 for number in range(40)]
-    for cost, owner in zip(costs, assign(costs, 3), strict=True):
+    for cost, owner in zip(costs, assign_ranks(costs, 3), strict=True):
         loads[owner] += cost
     assert max(loads) - min(loads) <= max(costs)
 
