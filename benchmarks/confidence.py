@@ -54,7 +54,7 @@ WORDS = {
     forêt. Les bénéficiaires doivent présenter leur dossier complet avant l'échéance, sans quoi l'aide sera refusée""",
 }
 WIDTH, HEIGHT = 1240, 874  # pixels of a page: half of an A4 sheet at 150 dpi
-OVERSAMPLING = 2  # a page is drawn so many times larger, then reduced
+OVERSAMPLING = 2  # factor by which a page is drawn larger before it is reduced
 
 
 @dataclass(frozen=True)

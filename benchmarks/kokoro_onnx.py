@@ -40,7 +40,8 @@ TEXTS = {
     ),
 }
 PEER = Path(__file__).with_name("kokoro_onnx_peer.py")
-GRAPHS = {"int8": "", "float32": "_float"}
+GRAPHS = {"int8": "", "float32": "_float"}  # and the ends of their files
+_PLAIN = ("predictor.F0_proj", "predictor.N_proj", "decoder.generator.noise_convs")  # convolutions without weight norm
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
@@ -54,9 +55,6 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
         else:
             tensors[name] = tensor
     return tensors
-
-
-_PLAIN = ("predictor.F0_proj", "predictor.N_proj", "decoder.generator.noise_convs")  # convolutions without weight norm
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -113,7 +111,7 @@ def write_checkpoint(vocab: dict[str, int], voice: np.ndarray) -> Path:
     return folder
 
 
-def spoken(llm: Any, phonemes: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def speak(llm: Any, phonemes: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the samples, the frames of each phoneme and of the edges, and the pitch in hertz, two values per frame."""
     predictor, curves = llm.engine.loop.core.executor.runner.model.predictor, list[torch.Tensor]()
 
@@ -138,7 +136,7 @@ def compare(texts: dict[str, str], folder: Path, whisper: Path | None) -> list[s
     rows, sounds = list[list[str]](), list[np.ndarray]()
     with LLM(folder, device="cpu", dtype="float32") as llm:
         for number, (text, phonemes) in enumerate(texts.items()):
-            speech = spoken(llm, phonemes)
+            speech = speak(llm, phonemes)
             for name, end in GRAPHS.items():
                 theirs = np.load(FOLDER / f"{number}{end}.npz")
                 rows.append([text, name, *differences(*speech, theirs)])
@@ -156,13 +154,13 @@ def compare(texts: dict[str, str], folder: Path, whisper: Path | None) -> list[s
 
 def differences(samples: np.ndarray, frames: np.ndarray, pitch: np.ndarray, theirs: Any) -> list[str]:
     """Return the cells that compare a sentence with what onnxruntime computed for it."""
-    others = theirs["duration"].reshape(-1).round().astype(int)
-    ours, other = per_phoneme(pitch, frames), per_phoneme(theirs["pitch"].reshape(-1), others)
-    voiced = (ours > 60) & (other > 60)
-    loud = loudness(samples, frames, 600), loudness(theirs["audio"].reshape(-1), others, 600)
-    same, difference = frames == others, float(np.median(np.abs(ours - other)[voiced]))
-    related = correlation(ours[voiced], other[voiced]), correlation(*loud)
-    return [f"{same.sum()} of {len(same)}", f"{related[0]:.4f}", f"{difference:.2f}", f"{related[1]:.4f}"]
+    their_frames = theirs["duration"].reshape(-1).round().astype(int)
+    ours, others = per_phoneme(pitch, frames), per_phoneme(theirs["pitch"].reshape(-1), their_frames)
+    voiced = (ours > 60) & (others > 60)
+    decibels = loudness(samples, frames, 600), loudness(theirs["audio"].reshape(-1), their_frames, 600)
+    same, difference = frames == their_frames, float(np.median(np.abs(ours - others)[voiced]))
+    correlations = correlation(ours[voiced], others[voiced]), correlation(*decibels)
+    return [f"{same.sum()} of {len(same)}", f"{correlations[0]:.4f}", f"{difference:.2f}", f"{correlations[1]:.4f}"]
 
 
 def per_phoneme(curve: np.ndarray, frames: np.ndarray) -> np.ndarray:

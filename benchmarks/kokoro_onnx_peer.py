@@ -47,14 +47,14 @@ def lstm(initializers: Arrays, node: Any) -> tuple[Any, Any]:
 
 def lstm_weights(initializers: Arrays, node: Any) -> Arrays:
     """Return the weights of a layer as torch has them."""
-    found, bias = {}, initializers[node.input[3]].reshape(2, 2, 4, -1)  # directions, inputs and hidden states, gates
+    weights, bias = {}, initializers[node.input[3]].reshape(2, 2, 4, -1)  # directions, inputs and hidden states, gates
     for number, (kind, both) in enumerate(zip(("ih", "hh"), lstm(initializers, node), strict=True)):
         for direction, end in enumerate(("", "_reverse")):
             part = both[direction]
             gates = part.reshape(4, -1, part.shape[1])[GATES]
-            found[f"{path(node)}.weight_{kind}_l0{end}"] = gates.reshape(part.shape)
-            found[f"{path(node)}.bias_{kind}_l0{end}"] = bias[direction, number][GATES].reshape(-1)
-    return found
+            weights[f"{path(node)}.weight_{kind}_l0{end}"] = gates.reshape(part.shape)
+            weights[f"{path(node)}.bias_{kind}_l0{end}"] = bias[direction, number][GATES].reshape(-1)
+    return weights
 
 
 def published(initializers: Arrays, graph: Any) -> Arrays:

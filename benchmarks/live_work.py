@@ -1,4 +1,4 @@
-"""Work of live streams, counted: `python -m benchmarks.live_work FILE MODEL ... [--write]`.
+"""Count the work of live streams: `python -m benchmarks.live_work FILE MODEL ... [--write]`.
 
 A clip is streamed block by block, and each pass waits for the one before it, so that the numbers do not depend on the load of
 the machine. They are counted with drafts, where the text of a pass is the draft of the next one, and without.

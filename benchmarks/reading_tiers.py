@@ -1,4 +1,4 @@
-"""Character error rates of what reads documents without a downloaded model: `python -m benchmarks.reading_tiers --write`.
+"""Measure character error rates of reading without a downloaded model: `python -m benchmarks.reading_tiers --write`.
 
 Needs the extra `documents` and the fonts DejaVu and Liberation (Debian: fonts-dejavu, fonts-liberation). tesseract runs beside
 them if it is in PATH, with the languages eng, deu and fra that it has.

@@ -163,7 +163,7 @@ class MergedAdapter:
         for module, _, _ in (rows for key, rows in self._tokens.items() if key in self._pairs or key in self._replaced):
             raise CheckpointError(f"the adapter changes {module} and has rows of single tokens for it, which is not supported")
         if raw.get("trainable_token_indices") and not self._tokens:
-            raise CheckpointError("the adapter has trainable_token_indices, and no trainable_tokens_delta with their rows")
+            raise CheckpointError("the adapter has trainable_token_indices, but no trainable_tokens_delta with their rows")
 
     def _check_ranks(self) -> None:
         for module, matrices in self._pairs.values():
@@ -391,7 +391,7 @@ def _token_ids(raw: Mapping[str, Any], module: str, rows: Tensor) -> tuple[int, 
     if not is_list or not ids or rows.ndim != 2 or not len({*ids}) == len(ids) == len(rows):
         shape = list(rows.shape)
         raise CheckpointError(
-            f"the adapter's trainable_tokens_delta of {module} has shape {shape}, and trainable_token_indices does not name as "
+            f"the adapter's trainable_tokens_delta of {module} has shape {shape}, but trainable_token_indices does not name as "
             "many tokens"
         )
     return tuple(ids)

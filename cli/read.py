@@ -206,7 +206,7 @@ def _in_order(documents: Iterator[tuple[int, OpenedDocument]], in_order: bool) -
 
 @contextmanager
 def _progress(manifest: Manifest) -> Iterator[Callable[[OpenedDocument, Sequence[PageRecord]], object]]:
-    """Count pages on stderr, with pages a second and the time left, if it is a terminal.
+    """Show on stderr, if it is a terminal, a progress bar with pages, pages per second and the time left.
 
     The total is that of the documents that have been opened, without pages that earlier runs have read.
     """

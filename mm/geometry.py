@@ -205,8 +205,8 @@ def sample_indices(
     fps_of_duration = next(
         (fps for longest, fps in policy.fps_by_duration if seconds is not None and seconds <= longest), policy.fps
     )
-    most = next((most for longer, most in policy.frames_by_duration if seconds is not None and seconds < longer), 1 << 30)
-    policy = replace(policy, fps=fps_of_duration, max_frames=min(policy.max_frames, most))
+    limits = (count for below, count in policy.frames_by_duration if seconds is not None and seconds < below)
+    policy = replace(policy, fps=fps_of_duration, max_frames=min(policy.max_frames, next(limits, policy.max_frames)))
     count = _num_frames(frames, seconds, policy)
     if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
         chosen = _on_screen([time - times[first] for time in times[first : usable.stop]], seconds, count, policy)

@@ -24,8 +24,8 @@ class CacheSpec:
             per token, which is key and value at once. "cross": a key and a value per encoder row, written once. "state":
             `head_dim` float32 numbers that sum up all earlier tokens; a step reads them and writes new ones elsewhere.
         kv_heads, head_dim: heads per key, and numbers per head.
-        answer_window: tokens of an answer read the whole prompt, and so many of the answer's last tokens, their own included.
-            Keys and values of the answer are kept in a ring of so many places after the prompt. None: they read all of it.
+        answer_window: how many of the answer's last tokens, its own included, a token of an answer reads beside the whole
+            prompt. A ring of as many slots after the prompt keeps the answer's keys and values. None: it reads all of them.
         optional: sequences may have no encoder rows ("cross" only).
         quant_dtype: 8-bit dtype in which keys and values are stored (`kernels.kv_quant`); None: stored in `dtype`.
     """
@@ -40,11 +40,11 @@ class CacheSpec:
     answer_window: int | None = None
 
     def slot(self, token: int, prompt: int) -> int:
-        """Return the place of a token's key and value in a sequence whose answer begins after `prompt` tokens."""
+        """Return the slot of a token's key and value in a sequence whose answer begins after `prompt` tokens."""
         return token if self.answer_window is None or token < prompt else prompt + (token - prompt) % self.answer_window
 
     def num_slots(self, tokens: int, prompt: int) -> int:
-        """Return the number of places of the first `tokens` tokens of such a sequence."""
+        """Return the number of slots of the first `tokens` tokens of such a sequence."""
         return tokens if self.answer_window is None else min(tokens, prompt + self.answer_window)
 
     @property

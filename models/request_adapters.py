@@ -280,7 +280,7 @@ class AdaptedLayers:
                 heads = [head.slot.number for head in tied if head.slot is not None]
             for head in heads:
                 self._check_head(weight.module, head)
-                count = sum(token < layer_shape(self._layers[head])[0] for token in token_ids)  # it may predict fewer tokens
+                count = sum(token < layer_shape(self._layers[head])[0] for token in token_ids)  # it may have fewer tokens
                 if count:
                     own = rows[:count]
                     replaced.append(ReplacedTensor(weight.module, name, head, slice(0, 0), own, token_ids=token_ids[:count]))

@@ -1,4 +1,4 @@
-"""Readings of a page in two steps: a request finds the regions of the page, then each region is read by itself.
+"""How models read a page in two steps: one request finds its regions, then a request of its own reads each region.
 
 Sources: the publishers' programs: mineru-vl-utils (`two_step_extract`), Dolphin-v2 (`demo_page.py`), PaddleX (the pipeline
 PaddleOCR-VL) and glmocr (`config.yaml`). The last two find regions with a detection model of their own.
@@ -18,10 +18,9 @@ class TwoSteps:
     """How a model reads a page in two steps.
 
     Args:
-        layout: name of the prompt that finds regions (see `ocr_prompts.PROMPTS`); None: they are those that the reader of
-            printed lines finds.
+        layout: name of the prompt that finds regions (see `ocr_prompts.PROMPTS`); None: the reader of printed lines finds them.
         prompts: names of the prompts that read a region, by the kind of its block. Other kinds have that of "paragraph".
-        layout_size: returns the (height, width) in which the model gets a page of a height and width to find its regions.
+        layout_size: from the height and width of a page, returns those at which the layout prompt gets it; None: unchanged.
         penalties: sampling parameters of the regions of a kind; other kinds have those of "paragraph".
         containers: labels of regions that consist of others, which are left out.
         most_overlapping: share of the regions that may overlap; with more, the page is read in one piece. None: all of them.

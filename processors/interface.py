@@ -202,7 +202,7 @@ class SupportsWholeText(Protocol):
     """Additional interface of a ProcessingInfo whose prompts are tokenised together with the text of their items."""
 
     rewrites_prompts: bool  # `preprocess_prompt` changes more than placeholders, and more than it inserts around them
-    tokenizes_parts: bool  # text of items, and what `preprocess_prompt` returns, is not tokenised again as a whole
+    tokenizes_parts: bool  # parts of a prompt are tokenised by themselves; the whole text is not tokenised again
     inserted: Mapping[str, tuple[str, str]]  # modality -> text that `preprocess_prompt` inserts before and after a placeholder
     plain_tokens: Sequence[str]  # added tokens that the published processor adds again, as special ones without other flags
     placeholder_texts: Mapping[str, str]  # modality -> text of its placeholder in prompts, if that is not the text of its token
@@ -258,7 +258,7 @@ class SupportsTranscription(Protocol):
 
         The model encodes only what is new since the last call with the same `number`, which identifies the window. `samples`
         are all samples of the window so far, so they begin with those of earlier calls. `is_last`: no other call follows.
-        `earlier`: what the last call returned for this window.
+        `earlier`: the feature that the last call returned for this window.
         """
 
     def stream_rule(self) -> StreamRule | None:

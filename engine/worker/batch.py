@@ -182,7 +182,7 @@ def _build_attention(
 
 
 def _written(spec: CacheSpec, start: int, stop: int, prompt: int) -> tuple[int, int]:
-    """Return the places, first and end, of the keys of the tokens `[start, stop)`, whose places are adjacent."""
+    """Return the first slot and the end of the slots of the keys of tokens `[start, stop)`, whose slots are adjacent."""
     first = spec.slot(start, prompt)
     return first, first + stop - start
 

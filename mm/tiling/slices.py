@@ -53,7 +53,7 @@ class SliceTiles:
         return 5 * (self.side // patch) ** 2 // 4
 
     def fitted(self, height: float, width: float, enlarge: bool) -> Size:
-        """Return (height, width) of a view of about `side` x `side` pixels. `enlarge`: a smaller one does not keep its size."""
+        """Return (height, width) of a view of about `side` x `side` pixels. `enlarge`: smaller ones are enlarged to it."""
         if enlarge or height * width > self.side**2:
             ratio = width / height
             height = int(self.side / math.sqrt(ratio))

@@ -39,7 +39,7 @@ class Stack:
         mtp: as `names` of MtpSpec; None: layers for multi-token prediction are not built.
         refused: keys of config.json that must be false, because the feature is not implemented for this stack.
         fixed: keys of config.json that must have this value; the stack implements no other.
-        equal: pairs of keys of config.json whose values must be equal, if the first is there.
+        equal: pairs of keys of config.json whose values must be equal, if the first key is set.
         bidirectional: value of `use_bidirectional_attention` with which all tokens of a text attend to each other; None: the
             stack does not read that key.
     """

@@ -71,7 +71,7 @@ class RotarySpec:
 
     @property
     def unequal_angles(self) -> bool:
-        """The two numbers of a pair have angles of their own."""
+        """True if the two numbers of a pair are rotated by different angles."""
         return self.order == "frames"
 
 

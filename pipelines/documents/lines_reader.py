@@ -34,8 +34,8 @@ _MIN_CONFIDENCE = 0.5  # a page with a lower confidence is doubted
 _TALL = 1.5  # ratio of height to width; RapidOCR turns taller lines by a quarter before it reads them
 _WIDTH = 0.8  # maximum width of a character, in line heights
 _SQUEEZED = 4.0  # ratio of width to height that the classifier of turned lines sees; wider pictures would be squeezed
-_SURE = 0.8  # share of the lines, weighted by score, about which the classifier has to agree
-_SAMPLE = 4  # lines that are read in both directions if it does not
+_SURE = 0.8  # share of lines, weighted by score, with one direction, above which the classifier is sure
+_SAMPLE = 4  # lines that are read in both directions if the classifier is unsure
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class LinesReader:
     def _turned(self, engine: Any, pictures: list[Picture]) -> tuple[list[Picture], Any]:
         """Turn the pictures of a page's lines if most of them are upside down, in place of RapidOCR's `cls_and_rotate`.
 
-        It turns each line by itself, and is often wrong about long ones, because the classifier sees them squeezed. Here it
-        sees their starts. If it is unsure about the page, some lines are read in both directions.
+        RapidOCR turns each line by itself, and is often wrong about long ones, because its classifier sees them squeezed. Here,
+        the classifier sees only their starts. If it is unsure about the page, some lines are read in both directions.
         """
         starts = [picture[:, : max(round(_SQUEEZED * picture.shape[0]), 1)] for picture in pictures]
         result = engine.text_cls(starts)

@@ -1,4 +1,4 @@
-"""What the answers of models about pages say, beside their text."""
+"""Reads from the answers of models about pages what they have beside their text: tokens, errors, doubts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..ocr import Page
 
 FINISH_DOUBTS = {"length": "it was cut off at the token limit", "repetition": "it repeats itself, and was ended"}
-"""Finish reasons of answers whose text is doubted, and the doubt."""
+"""The doubts about answers with these finish reasons."""
 
 
 def tokens_of(result: Page) -> list[tuple[str, float]]:

@@ -38,12 +38,12 @@ _NO_TEXT = "[Non-Text]"  # MinerU's answer about a region without text
 
 @dataclass
 class _PageRegions:
-    """A page whose regions were found.
+    """A page and its regions.
 
     Args:
-        record: its outcome, if it has ended already.
+        record: its result, if it has one before its regions are read: an error.
         doubt: why its layout is probably wrong.
-        lines: returns lines with boxes in points, the drafts of its regions.
+        lines: returns lines with boxes in points, from which drafts of its regions are made.
     """
 
     page: PageTask
@@ -133,7 +133,7 @@ class RegionReader:
         return _LazyLines(lambda: tuple(line for record in reader.read([page], policy, stop) for line in _lines_of(record)))
 
     def _region_tasks(self, found: _PageRegions, policy: MediaPolicy, stop: StopSignal) -> list[Task[Page]]:
-        """Return the tasks that read the regions of a page, and leave only regions in it that are pictures or have a task."""
+        """Return the tasks that read the regions of a page. Keep only regions in `found` that are pictures or have a task."""
         from ..ocr import ocr_tasks
 
         if found.record is not None:
@@ -161,7 +161,7 @@ class RegionReader:
         return tasks
 
     def _options_for(self, prompt: str, kind: str) -> OcrOptions:
-        """Return the options of requests with a prompt. `kind`: "layout", or that of a region's block."""
+        """Return the options of requests with a prompt. `kind`: "layout", or the kind of block that a region becomes."""
         penalties = self.two_steps.penalties
         values = {} if kind == "layout" else penalties.get(kind, penalties.get("paragraph", {}))
         params: SamplingParams = replace(self.options.params, **values)
@@ -202,7 +202,7 @@ class _RegionDraft:
 
 
 class _LazyLines:
-    """Calls a function once, by whichever thread comes first."""
+    """Lines that a function returns, which the first thread that needs them calls once."""
 
     def __init__(self, function: Callable[[], Sequence[tuple[str, Box]]]) -> None:
         self._function, self._lock = function, threading.Lock()
@@ -211,7 +211,7 @@ class _LazyLines:
     def __call__(self) -> Sequence[tuple[str, Box]]:
         with self._lock:
             if self._lines is None:
-                self._lines = ()  # if it fails, it is not tried again
+                self._lines = ()  # if the function fails, it is not called again
                 self._lines = self._function()
             return self._lines
 
@@ -232,7 +232,7 @@ def _whole(page: PageTask) -> Element:
 
 
 def _answer(result: Page) -> str:
-    """Return an answer with its special tokens, of which tables consist; "" if the region has no text."""
+    """Return an answer with its special tokens, since tables consist of them; "" if the region has no text."""
     marked = result.output.outputs[0].marked
     text = result.text if marked is None else marked.text
     return "" if result.text.strip() == _NO_TEXT else text.strip()

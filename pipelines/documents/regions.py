@@ -1,4 +1,4 @@
-"""The regions of a page: those of a layout, their pictures, and the text that is probably in them."""
+"""The regions of a page: which are read, their pictures, and drafts of their text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 WHOLE_PAGE = "text"
 """Label of a page that is read in one piece."""
-_INSIDE = 0.9  # share of a region that is in a table: its text is the table's
-_OVERLAP = 0.1  # intersection over union
+_INSIDE = 0.9  # share of a region's area from which it is a part of a table, and not read by itself
+_OVERLAP = 0.1  # intersection over union from which regions overlap
 _LEAST_SIDE, _MOST_RATIO = 28, 50.0  # of a region's picture: mineru-vl-utils
 _MARGIN = 0.3  # around a region of printed lines, in heights of its lowest line
 
@@ -27,7 +27,7 @@ _MARGIN = 0.3  # around a region of printed lines, in heights of its lowest line
 def layout_regions(elements: Iterable[Element], two_steps: TwoSteps) -> list[Element]:
     """Return the regions that are read, in order, without repeated ones, containers and what is in tables.
 
-    They are [] if the page is to be read in one piece: its layout has no regions, or too many that overlap.
+    The list is empty if the page is to be read in one piece: its layout has no regions, or too many overlap.
     """
     regions = dict[tuple[str, Box], Element]()
     for element in elements:

@@ -9,12 +9,12 @@ from .line_recognizer import Picture
 
 RATIOS = (1.2, 1.8)
 """Width over height of a picture that may show two pages."""
-_WIDTH = 400  # pixels of the picture that is looked at
+_WIDTH = 400  # pixels to which the picture is reduced
 _CONTRAST = 40  # difference in brightness, of 255, between ink and paper
 _MIDDLE = (0.42, 0.58)  # where two pages meet, as shares of the width
 _GAP = 0.03  # least width of the margins between two pages, as a share of the width
-_FOLD = 0.5  # share of a column's pixels that are dark in the shadow of a fold
-_DUST = 0.002  # the same of a column without ink, at most
+_FOLD = 0.5  # share of dark pixels from which a column is the shadow of a fold
+_DUST = 0.002  # share of dark pixels up to which a column is empty
 _WORD_GAP = 5  # pixels between two words of one line, at most
 _FILLED = 0.6  # share of the text's width that half of its lines fill; lines of tables fill less
 _LEAST_ROWS = 0.2  # share of the height on which each page has ink

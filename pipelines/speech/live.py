@@ -246,8 +246,8 @@ class LiveTranscriber(LiveInput):
         speech, is_encoded = self._engine.speech, self._engine.config.encodes("audio")
         assert speech is not None
         if is_encoded:
-            given = samples, self._window_id, not is_partial, self._engine.dtype, self._feature
-            self._feature = speech.open_window(*given)
+            dtype, earlier = self._engine.dtype, self._feature
+            self._feature = speech.open_window(samples, self._window_id, not is_partial, dtype, earlier)
             if self._feature is not None:
                 return self._feature
         items = [(part, self._rate) for part in (self._closed_parts(samples) if is_partial else [samples])]

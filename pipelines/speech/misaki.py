@@ -17,7 +17,7 @@ _RATING = 3  # misaki's rating of phonemes from espeak-ng
 
 @cache
 def misaki(language: str) -> Callable[[str], str]:
-    """Return the function from words without marks to their phonemes. Words that misaki does not know are read by espeak-ng.
+    """Return a function that maps words without punctuation to phonemes. espeak-ng reads the words that misaki does not know.
 
     Args:
         language: "en-us" or "en-gb".

@@ -48,7 +48,7 @@ class RowLayout:
         whole_side, tile_side: rows along a side of the whole image, and of a tile.
         max_tiles: default limit on the tiles of an image.
         newlines: a learned row ends each line.
-        shrinks_uncut: an image that is not to be cut has the size of a tile, not of a whole image.
+        shrinks_uncut: an image that is not cut into tiles has the size of a tile, not of a whole image.
     """
 
     whole_side: int = 16

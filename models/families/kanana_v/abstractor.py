@@ -1,7 +1,7 @@
 """The dynamic C-Abstractor: RegNet's blocks before and after squares of patches are joined, and linear layers.
 
-Sources: arXiv 2312.06742 (Honeybee), 2003.13678 (RegNet); the publisher's class; timm's `RegStage`. The published class takes
-the tower's rows, which are in squares, as lines of a plane; so does this one.
+Sources: arXiv 2312.06742 (Honeybee), 2003.13678 (RegNet); the publisher's class; timm's `RegStage`. The tower's rows are in
+squares, but the published class reads them as lines of a plane, and so does this one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...memory_formulas import FLOAT32, OpBytes
 from ...vision.positions import add_positions_
 from ...vision.spec import TableSpec
 
-_ACT, _EPS, _RATIO = "silu", 1e-5, 0.25  # of the blocks: activation, of norms, width of the factors' inner layer
+_ACT, _EPS, _RATIO = "silu", 1e-5, 0.25  # activation, epsilon of norms, inner width of a channel's factors as a share
 
 
 @dataclass(frozen=True)

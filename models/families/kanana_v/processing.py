@@ -68,8 +68,8 @@ class EnlargedSpec(PatchSpec):
 class KananaVProcessingInfo(TextPlaceholders, NativeResolutionInfo):
     """ProcessingInfo of Kanana-1.5-v.
 
-    Prompts spell an image as <image>. Its rows are tokens after that of the end, as in vLLM; the published model gives them no
-    token.
+    Prompts spell an image as <image>. The token of its rows is the one after the end token, as in vLLM; the published model
+    gives them none.
     """
 
     modalities = ("image",)

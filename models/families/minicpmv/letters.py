@@ -1,4 +1,4 @@
-"""Sizes of the views of an image that follow its letters (MiniCPM-OCR): small dense ones are enlarged, others keep their size.
+"""Chooses the sizes of an image's views by its letters (MiniCPM-OCR): views with small dense letters are enlarged.
 
 Source: the image processor of transformers 5.23.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from ....mm.tiling.plan import CropPad, CropPlan, Resize, Size, TiledView
 from ....mm.tiling.slices import SliceTiles
 
-_SMALL, _DENSE = 12.0, 2.0  # most pixels of the median letter's height; least letters per 1,000 pixels
+_SMALL, _DENSE = 12.0, 2.0  # maximum of the median letter's height in pixels; minimum of letters per 1,000 pixels
 _TINY_AREA, _TINY_SIDE = 6272, 84  # smaller images without such letters are enlarged to this side
 _LUMA, _HALF, _BITS = (19595, 38470, 7471), 32768, 16  # Pillow's grey, in integers
 _LEAST_AREA, _LEAST_HEIGHT, _LONGEST = 3, 2, 0.9  # of a letter; the last as a part of the image's side
@@ -33,7 +33,7 @@ def plan_by_letters(pixels: Tensor, tiling: SliceTiles) -> CropPlan:
 
 
 def _slice(pixels: Tensor, tiling: SliceTiles, cut: TiledView, place: tuple[int, int]) -> TiledView:
-    """Return a slice at the size for its letters if it then has fewer rows, otherwise as the others are."""
+    """Return a slice at the size for its letters if it then has fewer rows, otherwise at the usual size."""
     height, width = pixels.shape[:2]
     (tall, wide), (row, column) = cut.tile_size, place
     usual = TiledView((*cut.steps, CropPad(row * tall, column * wide, tall, wide)))
@@ -59,7 +59,7 @@ def _fitted(pixels: Tensor, tiling: SliceTiles) -> Size:
 
 
 def has_small_letters(pixels: Tensor) -> bool:
-    """Return whether an image, uint8 `[height, width, 3]`, has many small shapes that differ from its ground."""
+    """Return whether an image, uint8 `[height, width, 3]`, has many small shapes that differ from its background."""
     import cv2
 
     height, width = pixels.shape[:2]

@@ -223,8 +223,8 @@ class MiniCPMV47ProcessingInfo(MiniCPMV46ProcessingInfo):
 class MiniCPMOcrProcessingInfo(MiniCPMV46ProcessingInfo):
     """ProcessingInfo of MiniCPM-OCR: MiniCPM-V 4.6 with more rows, which may keep the size of small images.
 
-    With `small_image_upsize="adaptive"`, sizes follow the letters of a decoded image, and the `times` of one that is cut are
-    the rows of each view; until then the number of rows is an upper bound. `by_letters`: the views of a decoded image.
+    With `small_image_upsize="adaptive"`, sizes follow the letters of an image: its number of rows is an upper bound until it
+    is decoded. The `times` of a decoded image that is cut are the numbers of rows of its views. `by_letters`: these views.
     """
 
     downsample_mode = "4x"

@@ -57,7 +57,7 @@ class CacheAwareParakeet(Parakeet):
 
 
 class NemotronAsrStreaming(CacheAwareParakeet, ParakeetTransducer):
-    """Its transducer decodes the rows of an item in blocks, and keeps the states after blocks once a stream was opened.
+    """A model whose transducer decodes rows in blocks, and keeps the states after blocks once a stream was opened.
 
     A pass over an open window finds the states by the content of the rows: those of complete chunks equal the rows of earlier
     passes, to the last bit.
@@ -90,7 +90,7 @@ class NemotronAsrStreaming(CacheAwareParakeet, ParakeetTransducer):
         return states
 
     def _digest(self, rows: Tensor, before: TransducerState | None, rule: LogitsRule | None) -> bytes:
-        """Return the digest of a whole block and of those before it, or nothing for rows whose decoding is not kept."""
+        """Return the digest of a whole block and of those before it, b"" for rows whose state is not kept."""
         earlier = b"-" if before is None else before.digest
         if rule is not None or len(rows) < self.step_rows or not earlier:
             return b""

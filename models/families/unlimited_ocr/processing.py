@@ -1,4 +1,4 @@
-"""Input processing of Unlimited-OCR: DeepSeek-OCR's, with up to 32 tiles; an image that is not cut is as large as a whole."""
+"""Input processing of Unlimited-OCR: that of DeepSeek-OCR with up to 32 tiles. An image that is not cut has the whole side."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_a_decode_engine_gets_what_a_prefill_engine_has_computed(toy, kind):
 
 
 class Faulty(MemoryConnector):
-    """A connector that does one thing wrong. `fault`: what."""
+    """A connector that does one thing wrong, its `fault`."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(1 << 24)

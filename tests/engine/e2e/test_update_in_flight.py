@@ -95,7 +95,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_paused_requests_go_on_with_the_new_weights(weights: Weights, options: Any) -> None:
-    """Tokens so far stay. Those that follow are those of the new model after them: no key or value of before is read."""
+    """Tokens so far stay, and those after them are the new model's: no key or value of the old weights is read."""
     prompt = [5, 6, 7, *range(20, 60)]
     with weights.engine(**options) as llm:
         before = tokens_of(llm, {"prompt_token_ids": prompt})
@@ -110,7 +110,7 @@ def test_paused_requests_go_on_with_the_new_weights(weights: Weights, options: A
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_answers_begin_again_with_the_new_weights(weights: Weights, options: Any) -> None:
-    """Whole answers are those of the new model. One that its caller has in part goes on."""
+    """Whole answers are those of the new model. An answer of which the caller has a part goes on."""
     prompts = [ask(weights.row, "i", 0).ours, ask(weights.row, "", 1).ours, ask(weights.row, "ii", 2).ours]
     text = {"prompt_token_ids": [5, 6, 7]}
     params = SamplingParams(max_tokens=LENGTH, seed=3, temperature=1.0, ignore_eos=True, prompt_logprobs=1, logprobs=1)
