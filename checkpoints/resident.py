@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 
-from .heap import libc_function
+from ..callers.heap import libc_function
 
 _SIZE, _INT = ctypes.c_size_t, ctypes.c_int
 

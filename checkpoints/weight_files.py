@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..callers.errors import CheckpointError
+from ..callers.heap import trim_heap
 from .adapters import tensor_name
 from .files import open_regular
 from .folder import CheckpointFolder
 from .gguf.tensors import mapped_loader, on_meta, read_tensors
-from .heap import trim_heap
 from .resident import drop
 from .torch_file import SAVED_SUFFIX, saved_tensors
 

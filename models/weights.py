@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..callers.errors import CheckpointError, ConfigError, short_repr
+from ..callers.heap import trim_heap
 from ..checkpoints.external import ExternalWeights
 from ..checkpoints.folder import CheckpointFolder
-from ..checkpoints.heap import trim_heap
 from ..checkpoints.weight_files import drop_pages, read_adapter, read_checkpoint, rename
 from ..kernels.linear.blocks import BlockWeight
 from ..kernels.linear.grouped import QuantizedWeight, panel_rows

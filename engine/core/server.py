@@ -19,7 +19,7 @@ import torch
 from ...callers.errors import SensoriumError
 from ...callers.exits import end_process
 from ...callers.garbage import freeze_loaded
-from ...checkpoints.heap import trim_heap
+from ...callers.heap import trim_heap
 from ...models.registry import register_model
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig

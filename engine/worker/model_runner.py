@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...callers.errors import InputError
-from ...checkpoints.heap import trim_heap
+from ...callers.heap import trim_heap
 from ...kernels.dispatch import use_backends
 from ...kernels.streams import copy_to_host
 from ...mm.buffers import BUFFERS

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...callers.heap import trim_heap
 from ...mm.media.isolate import run_isolated
 from ...mm.media.page_facts import Box, PageChar, TextLine, Verticals, cut_line, page_pixels, verticals_of
 from ...mm.media.page_rules import Rule
@@ -36,6 +37,18 @@ _WIDTH = 0.8  # maximum width of a character, in line heights
 _SQUEEZED = 4.0  # ratio of width to height that the classifier of turned lines sees; wider pictures would be squeezed
 _SURE = 0.8  # share of lines, weighted by score, with one direction, above which the classifier is sure
 _SAMPLE = 4  # lines that are read in both directions if the classifier is unsure
+
+
+def _drop_memory_plans(stage: Any) -> None:
+    """Load the onnxruntime session of a stage again without memory plans.
+
+    onnxruntime keeps a plan for each shape of its input. Lines of text have thousands of widths, so memory grew with the pages.
+    """
+    session = getattr(stage, "session", None)  # None: not onnxruntime
+    if session is not None:
+        options = session.get_session_options()
+        options.enable_mem_pattern = False
+        stage.session = type(session)(session._model_path, sess_options=options, providers=session.get_providers())
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,7 @@ class LinesReader:
         engine.cal_rec_boxes, engine.cls_and_rotate = _with_places, partial(self._turned, engine)
         engine.crop_text_regions = partial(self._cropped, engine.crop_text_regions)
         for stage in (engine._load_det_model(), engine._load_cls_model(), engine._load_rec_model()):
+            _drop_memory_plans(stage.session)
             stage.session = partial(self._run_stage, stage.session)
         return engine
 
@@ -101,6 +115,7 @@ class LinesReader:
         with self._lock:
             self._stop = stop
             result = self._engine.recognize_txt([picture[..., ::-1] for picture in pictures])  # BGR, as OpenCV
+        trim_heap()  # pictures of so many sizes leave holes in the heap
         return [(str(text), float(score)) for text, score in zip(result.txts, result.scores, strict=True)]
 
     def _run_stage(self, session: Callable[[object], object], batch: object) -> object:
@@ -140,6 +155,7 @@ class LinesReader:
     def _read(self, page: PageTask, policy: MediaPolicy, stop: StopSignal) -> PageRecord:
         pixels = stop.run(lambda: run_isolated(page_pixels, page.data, page.number, policy)).numpy()
         lines = self.lines(pixels, stop)
+        trim_heap()
         if not lines:
             return page.record()
         frame = frame_of([line.quad for line in lines], (pixels.shape[1], pixels.shape[0]))

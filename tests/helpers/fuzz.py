@@ -30,7 +30,7 @@ import torch
 from mutants import FILES, RATE, mutated
 from PIL import Image
 from sensorium.callers.errors import InputError
-from sensorium.checkpoints.heap import trim_heap
+from sensorium.callers.heap import trim_heap
 from sensorium.mm.buffers import BUFFERS
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import gate

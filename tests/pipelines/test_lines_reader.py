@@ -197,3 +197,11 @@ def test_a_real_reader_finds_a_table(quarters: int) -> None:
     (record,) = LinesReader().read([task], MediaPolicy(), StopSignal())
     assert [table_rows(block.cells) for block in record.blocks] == [[list(row) for row in ROWS]]
     assert all(line.confidence is not None for line in record.blocks[0].lines)
+
+
+def test_memory_does_not_grow_with_the_widths_of_lines() -> None:
+    """Sessions of onnxruntime keep no plan of memory per shape."""
+    pytest.importorskip("rapidocr", reason="needs the extra `documents`")
+    engine = LinesReader()._engine
+    for stage in (engine._load_det_model(), engine._load_cls_model(), engine._load_rec_model()):
+        assert stage.session.args[0].session.get_session_options().enable_mem_pattern is False

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sensorium.checkpoints.heap import trim_heap
+from sensorium.callers.heap import trim_heap
 
 has_trim = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")
 
