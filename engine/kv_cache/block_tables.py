@@ -244,6 +244,8 @@ class BlockTables:
         """Free blocks that no later token sees, in groups with a window."""
         groups = list(seq.block_ids)
         for number, (pool, spec) in enumerate(zip(self.block_pools.pools, self.block_pools.specs, strict=True)):
+            if spec.window is None:
+                continue
             group, stop = groups[number], first_visible(spec, seq.num_computed, self.block_pools.block_size)
             first = stop
             while first and group[first - 1] != NULL_BLOCK:

@@ -147,11 +147,11 @@ def _build_attention(
         key_range = _cross_key_range(scheduled)
     else:
         stops = [task.num_computed + task.num_tokens for task in tasks]
-        lengths = [spec.num_slots(stop, sequence.turn_start) for stop, (sequence, _) in zip(stops, scheduled, strict=True)]
-        written = [
-            _written(spec, stop - task.num_tokens, stop, sequence.turn_start)
-            for stop, (sequence, task) in zip(stops, scheduled, strict=True)
-        ]
+        lengths, written = stops, [(task.num_computed, stop) for task, stop in zip(tasks, stops, strict=True)]
+        if spec.answer_window is not None:
+            prompts = [sequence.turn_start for sequence, _ in scheduled]
+            lengths = [spec.num_slots(stop, prompt) for stop, prompt in zip(stops, prompts, strict=True)]
+            written = [_written(spec, *tokens, prompt) for tokens, prompt in zip(written, prompts, strict=True)]
         key_range = _key_range(scheduled, starts, spec.window)
     tables = _block_tables(tasks, group)
     if spec.kind == "state":
