@@ -17,6 +17,7 @@ from ...audio.transducer import TransducerState
 from ...interface import LogitsRule, StepLimits
 from ..parakeet.model import Parakeet, ParakeetTransducer
 
+_DEFAULTS: dict[str, Any] = {"vocab_size": 1025, "blank_token_id": 1024}
 _KEPT_STATES = 16  # of a stream, after blocks of `step_rows` rows
 
 
@@ -64,7 +65,7 @@ class NemotronAsrStreaming(CacheAwareParakeet, ParakeetTransducer):
     """
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(config, dtype, device)
+        super().__init__(_DEFAULTS | dict(config), dtype, device)
         self._states = OrderedDict[bytes, TransducerState]()  # by their digests
 
     def decode_rows(
