@@ -54,7 +54,10 @@ class PeerConnector:
     def contains(self, keys: Sequence[str]) -> set[str]:
         if not keys:
             return set()
-        flags = self._ask(Operation.CONTAINS, keys, limit=len(keys)) or b""
+        try:
+            flags = self._ask(Operation.CONTAINS, keys, limit=len(keys)) or b""
+        except ValueError as error:
+            raise PeerError(f"{self.address}: {error}") from None
         if len(flags) != len(keys):
             raise PeerError(f"{self.address} answered with {len(flags)} flags for {len(keys)} keys")
         return {key for key, flag in zip(keys, flags, strict=True) if flag}

@@ -222,6 +222,17 @@ def test_a_wrong_short_or_late_answer_is_never_served(kind):
         store.close()
 
 
+@pytest.mark.parametrize("answer", [wire._RESPONSE.pack(0, 1 << 60), b"".join(response_parts(Status.OK, b"\1\1"))])
+def test_a_wrong_answer_about_what_a_peer_has_leaves_the_other_connectors(answer):
+    near = MemoryConnector(1 << 20)
+    near.put(key_of(1), b"data")
+    with hostile_server(lambda connection: connection.sendall(answer)) as address:
+        store = TensorStore("KV blocks", NAMESPACE, [PeerConnector(address, seconds=5.0), near])
+        assert store.contains([name_of(1)]) == {name_of(1)}
+        assert store.stats[0].failed == 1
+        store.close()
+
+
 def test_a_dead_peer_costs_one_time_limit(monkeypatch):
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as listener:  # nobody accepts
