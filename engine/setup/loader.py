@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ def load_engine(
         CheckpointError: missing, surplus or misshapen weights.
     """
     dtype, device = computing_dtype(config, files), config.torch_device
-    with use_backends(config.kernels), computing_on(device):
+    with use_backends(config.kernels), computing_on(device), ExitStack() as opened:
         if files.dtype(config.dtype) != dtype:
             _log.info("%s", describe_dtype(files, dtype))
         engine = resolve_engine(config, files, info, on_device=True, ranks=ranks)
@@ -101,6 +102,8 @@ def load_engine(
             )
             encoder_ranks = all_ranks(ranks) if config.mm_encoder_tp_mode == "data" else None
             kv_store = open_kv_store(config, content, model.cache_specs, dtype)
+            if kv_store is not None:
+                opened.callback(kv_store.close)  # if the model cannot be loaded, else a peer server would go on
             attention = info.prompt_attention
             options = RunnerOptions(grammars, prompt_attention=attention, encoder_ranks=encoder_ranks, kv_store=kv_store)
             core = build_core(model, config, engine.sizes, store, options, engine.source)
@@ -112,6 +115,7 @@ def load_engine(
             core.info = replace(core.info, logit_scale=scale, logit_bias=bias)
         if config.warm_up:
             encode_small_items(model, info, [name for name in info.modalities if config.encodes(name)], dtype, device)
+        opened.pop_all()
         return core, config
 
 
