@@ -439,8 +439,8 @@ class EngineCore:
             raise InputError(f"<<param>> holds {wrong}; this decoder has {limits}", code="unsupported", param="cross_attention")
 
     def _refuse_without_adapter(self) -> None:
-        """End sequences whose adapter could not be read again. The next step reports them."""
-        for request in [*self.scheduler.requests.values()]:
+        """End requests whose adapter could not be read again. The next step reports them."""
+        for request in [*self.scheduler.requests.values(), *self._compiling.values()]:
             if request.adapter in self._missing:
                 self.abort(request.request_id)
                 self._refused[request.request_id] = _no_adapter()

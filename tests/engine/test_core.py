@@ -403,3 +403,25 @@ def test_a_grammar_that_ends_while_another_request_is_released_is_not_lost(toy, 
     core.abort("first")  # the reply to its release reports the second one's grammar
     assert "second" in core.scheduler.sequences
     assert core.step().idle is False
+
+
+def test_a_request_whose_adapter_is_lost_while_its_grammar_is_compiled_ends(toy, monkeypatch):
+    core, compiling = toy.make_core(), []
+
+    def update(message):
+        compiling.extend(task.request_id for task in message.compile)
+        return ()
+
+    monkeypatch.setattr(core.executor, "update", update)
+    for verb in ("sleep", "wake_up"):
+        monkeypatch.setattr(core.executor, verb, lambda *_: None)
+    core.info = replace(core.info, structured_outputs=True, can_sleep=True)
+    core._adapters = {"lora:x": ("/nowhere", 1)}
+    form = StructuredOutputsParams(regex="[0-9]")
+    core.add(replace(toy.make_request("a", random.Random(3), structured_outputs=form), adapter="lora:x"))
+    assert compiling == ["a"]
+    core.sleep(keep_sequences=True)
+    core.wake_up()
+    (ended,) = core.step().outputs
+    assert (ended.request_id, ended.finish_reason, ended.error.code) == ("a", "error", "unknown_name")
+    assert core.stats.waiting == 0
