@@ -34,7 +34,8 @@ class KVTransfers:
 
     @property
     def num_loading(self) -> int:
-        return len(self._loading)
+        """Number of sequences that wait for the connectors. Those that have ended meanwhile do not count."""
+        return sum(request.state is State.LOADING for request, _ in self._loading.values())
 
     def add_computed(self, request: Request, blocks: Sequence[CachedBlock]) -> None:
         """Save blocks that a sequence has computed, unless it is a live stream, whose content is kept nowhere."""

@@ -238,8 +238,9 @@ def test_a_sequence_that_ends_while_it_waits_leaves_nothing(toy):
     assert core.stats.waiting == 1
     assert core.stats.idle == 0
     core.abort("a")
+    assert (core.stats.waiting, core.stats.idle) == (0, 0)
     core.step()
-    assert core.scheduler.kv_transfers.num_loading == 0
+    assert not core.executor.runner.kv_blocks._loads
     toy.assert_empty(core)
     held = replace(prompt, hold_open=True)
     core.add(held)
