@@ -232,7 +232,7 @@ class EngineConfig:
     encoder_cache_dir: str | None = None
     encoder_cache_dir_bytes: int = 4 << 30
     kv_offloading_size: float | None = None
-    kv_transfer_config: Mapping[str, Any] | None = None
+    kv_transfer_config: Mapping[str, Any] | None = field(default=None, repr=False)  # it may hold a token or a password
     packed_cache_dir: str | None = None
     quarantine_seconds: float = 300.0
     quantization: str | Mapping[str, Any] | None = None
@@ -289,9 +289,10 @@ class EngineConfig:
             object.__setattr__(self, "load_mtp", True)
         for name in _POSITIVE:
             _check_positive(name, getattr(self, name))
-        if self.kv_transfer and not self.enable_prefix_caching:
+        if self.kv_transfer and (not self.enable_prefix_caching or self.parts == "encoder"):
             param = "kv_offloading_size" if self.kv_transfer_config is None else "kv_transfer_config"
-            raise _error(param, getattr(self, param), "needs <<enable_prefix_caching=>>True")
+            wanted = "<<parts=>>'all' or 'decoder'" if self.parts == "encoder" else "<<enable_prefix_caching=>>True"
+            raise ConfigError(f"<<param>> needs {wanted}", param=param)
         if self.num_ranks > 1:
             object.__setattr__(self, "engine_process", True)
         if not isinstance(self.media, MediaPolicy):

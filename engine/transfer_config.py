@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..callers.errors import ConfigError, equals_one_of, hint, short_repr
+from ..callers.errors import ConfigError, equals_one_of, hint, short_repr, typed
 
 _MEMORY, _MULTI = "OffloadingConnector", "MultiConnector"
 _DISK = ("ExampleConnector", "SharedStorageConnector")  # vLLM's present and former name
@@ -99,7 +99,7 @@ def encoder_folder(options: object) -> str:
     """
     param = "ec_transfer_config"
     if not isinstance(options, Mapping):
-        raise _error(options, 'must be a mapping, such as {"ec_connector": "ECExampleConnector", ...}', param=param)
+        raise _type_error(options, 'a mapping, such as {"ec_connector": "ECExampleConnector", ...}', param=param)
     values = {name: value for name, value in options.items() if value is not None}
     _check_keys(values, _EC_KEYS, "", param)
     connector, role, extra = (values.get(name) for name in _EC_KEYS[:3])
@@ -108,7 +108,7 @@ def encoder_folder(options: object) -> str:
     if not equals_one_of(role, _EC_ROLES):
         raise _error(role, f"must be one of {', '.join(_EC_ROLES)}", "ec_role", param)
     if not isinstance(extra, Mapping):
-        raise _error(extra, "must be a mapping with shared_storage_path", "ec_connector_extra_config", param)
+        raise _type_error(extra, "a mapping with shared_storage_path", "ec_connector_extra_config", param)
     _check_keys(extra, ("shared_storage_path",), f" for {connector}", param)
     path = extra.get("shared_storage_path")
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
@@ -125,7 +125,7 @@ def _check_keys(values: Mapping[str, Any], known: Collection[str], where: str = 
 
 def _read(options: object) -> KVTransferOptions:
     if not isinstance(options, Mapping):
-        raise _error(options, 'must be a mapping, such as {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}')
+        raise _type_error(options, 'a mapping, such as {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}')
     values = {name: value for name, value in options.items() if value is not None}
     for name, value in values.items():
         if name not in _KEYS:
@@ -154,7 +154,7 @@ def _add(result: KVTransferOptions, connector: object, extra: object) -> KVTrans
     if not isinstance(connector, str) or connector not in _CONNECTORS:
         raise _error(connector, f"cannot be honoured; the connectors are {', '.join(_CONNECTORS)}", "kv_connector")
     if not isinstance(extra, Mapping):
-        raise _error(extra, "must be a mapping", "kv_connector_extra_config")
+        raise _type_error(extra, "a mapping", "kv_connector_extra_config")
     _check_keys(extra, _OPTIONS[connector], f" for {connector}")
     if connector == _MULTI:
         return _add_several(result, extra.get("connectors"))
@@ -176,7 +176,7 @@ def _add(result: KVTransferOptions, connector: object, extra: object) -> KVTrans
 
 def _add_several(result: KVTransferOptions, connectors: object) -> KVTransferOptions:
     if not isinstance(connectors, list | tuple) or not connectors or not all(isinstance(part, Mapping) for part in connectors):
-        raise _error(connectors, "must be a list of connectors", "connectors")
+        raise _type_error(connectors, "a list of mappings, one for each connector", "connectors")
     names = [part.get("kv_connector") for part in connectors]
     if len({str(name) for name in names}) < len(names) or _MULTI in names:
         raise _error(names, "must be different connectors", "connectors")
@@ -186,20 +186,21 @@ def _add_several(result: KVTransferOptions, connectors: object) -> KVTransferOpt
 
 
 def _add_peers(result: KVTransferOptions, extra: Mapping[str, Any]) -> KVTransferOptions:
-    listen, peers = extra.get("listen", ""), extra.get("peers", ())
+    listen, peers = extra.get("listen"), extra.get("peers", ())
     if not isinstance(peers, list | tuple):
         raise _error(peers, "must be a list of addresses, host:port", "peers")
     token = extra.get("token", os.environ.get(TOKEN_VARIABLE, ""))
-    if not isinstance(token, str):
-        raise _error("(hidden)", "must be a text", "token")
-    for key, address in (("listen", listen), *(("peers", peer) for peer in peers)):
-        if (address or key == "peers") and not _is_address(address):
+    if not isinstance(token, str) or any("\ud800" <= letter <= "\udfff" for letter in token):
+        raise _error("(hidden)", "must be a text, without lone surrogates", "token")
+    is_silent = listen is None or (isinstance(listen, str) and not listen)
+    for key, address in (*([] if is_silent else [("listen", listen)]), *(("peers", peer) for peer in peers)):
+        if not _is_address(address):
             raise _error(address, "must be an address, host:port", key)
     if listen and not token and not _LOOPBACK.fullmatch(listen.rpartition(":")[0]):
         raise _error(listen, f"needs a token, because other machines reach it; set {TOKEN_VARIABLE}", "listen")
     if not listen and not peers:
         raise _error(dict.fromkeys(extra), "has neither listen nor peers", "kv_connector_extra_config")
-    return replace(result, listen=listen, peers=tuple(peers), token=token, seconds=_seconds(extra, result))
+    return replace(result, listen=listen or "", peers=tuple(peers), token=token, seconds=_seconds(extra, result))
 
 
 def _seconds(extra: Mapping[str, Any], options: KVTransferOptions) -> float:
@@ -224,3 +225,9 @@ def _error(value: object, reason: str, key: str = "", param: str = "kv_transfer_
     """Return the error of the value of an option, or of one of its keys."""
     name = f"<<param>>[{key!r}]={short_repr(value)}" if key else f"<<param=>>{short_repr(value)}"
     return ConfigError(f"{name} {reason}", param=param, value=short_repr(value))
+
+
+def _type_error(value: object, wanted: str, key: str = "", param: str = "kv_transfer_config") -> ConfigError:
+    """Return the error of a value of another type, which may hold a secret and is not shown."""
+    name = f"<<param>>[{key!r}]" if key else "<<param>>"
+    return ConfigError(f"{name} must be {wanted}, not {typed(value)}", param=param)

@@ -43,8 +43,9 @@ class RedisConnector:
                 "protocol": 2,
             }
             self._client: Any = redis.Redis.from_url(url, **limits)
-        except ValueError as error:
-            raise ConfigError(f"<<param>>['url'] cannot be used ({error})", param="kv_transfer_config") from None
+        except ValueError:  # its message may hold a part of the password
+            reason = "<<param>>['url'] must be a URL such as redis://user:password@host:6379/0"
+            raise ConfigError(reason, param="kv_transfer_config") from None
         self._errors: type[Exception] = redis.RedisError
         options = self._client.connection_pool.connection_kwargs
         self._description = f"Redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"

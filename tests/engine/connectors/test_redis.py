@@ -144,6 +144,13 @@ def test_options_are_checked(extra):
     assert caught.value.info.param == "kv_transfer_config"
 
 
+def test_no_error_shows_a_part_of_the_password():
+    pytest.importorskip("redis")
+    with pytest.raises(ConfigError) as caught:
+        RedisConnector("redis://user:secret/half@host:6379/0")
+    assert "secret" not in str(caught.value)
+
+
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "redis", None)
     with pytest.raises(ConfigError, match=r"sensorium\[redis\]"):

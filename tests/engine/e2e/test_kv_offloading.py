@@ -104,6 +104,7 @@ def test_prefill_and_decode_engines_with_copies_of_a_checkpoint(expected: list[A
         ({"kv_offloading_size": True}, "kv_offloading_size"),
         ({"kv_offloading_size": float("nan")}, "kv_offloading_size"),
         ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "kv_offloading_size"),
+        ({"kv_offloading_size": 1, "parts": "encoder"}, "kv_offloading_size"),
         ({"kv_transfer_config": "x"}, "kv_transfer_config"),
         ({"kv_transfer_config": {}}, "kv_transfer_config"),
         ({"kv_transfer_config": {"kv_role": "kv_both"}}, "kv_transfer_config"),
@@ -138,6 +139,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(options: dict[str, Any], par
         {"listen": "0.0.0.0:9000"},  # other machines reach it, and there is no token
         {"listen": "127.0.0.1:9000"},  # nothing to serve
         {"listen": 9000},
+        {"peers": ["h:1"], "listen": 0},
+        {"peers": ["h:1"], "listen": False},
+        {"peers": ["h:1"], "token": "\ud800secret"},
         {"peers": "127.0.0.1:9000"},
         {"peers": ["127.0.0.1"]},
         {"peers": ["127.0.0.1:99999"]},
@@ -153,6 +157,34 @@ def test_peers_are_checked(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatc
         make_config("m", {"kv_transfer_config": config})
     assert caught.value.info.param == "kv_transfer_config"
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"enable_prefix_caching": False},
+        {"parts": "encoder"},
+        {"kv_transfer_config": '{"kv_connector_extra_config": {"token": "secret"}}'},
+        {"kv_transfer_config": {"kv_connector_extra_config": [("token", "secret")]}},
+        {
+            "kv_transfer_config": {
+                "kv_connector": "MultiConnector",
+                "kv_connector_extra_config": {"connectors": {"token": "secret"}},
+            }
+        },
+        {"kv_transfer_config": {"kv_connector_extra_config": {"peers": ["h:1"], "token": ["secret"]}}},
+    ],
+)
+def test_no_error_shows_the_token(options: dict[str, Any]) -> None:
+    config = {"kv_connector": "PeerConnector", "kv_role": "kv_both"}
+    secret = config | {"kv_connector_extra_config": {"peers": ["h:1"], "token": "secret"}}
+    assert "secret" not in repr(make_config("m", {"kv_transfer_config": secret}))
+    changed = options.get("kv_transfer_config", secret)
+    changed = config | changed if isinstance(changed, dict) else changed
+    with pytest.raises(ConfigError) as caught:
+        make_config("m", options | {"kv_transfer_config": changed})
+    assert caught.value.info.param == "kv_transfer_config"
+    assert "secret" not in f"{caught.value}{caught.value.info}"
 
 
 def test_the_token_comes_from_the_options_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
