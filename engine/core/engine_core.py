@@ -440,10 +440,12 @@ class EngineCore:
 
     def _refuse_without_adapter(self) -> None:
         """End requests whose adapter could not be read again. The next step reports them."""
-        for request in [*self.scheduler.requests.values(), *self._compiling.values()]:
-            if request.adapter in self._missing:
-                self.abort(request.request_id)
-                self._refused[request.request_id] = _no_adapter()
+        adapters = {name: request.adapter for name, request in self.scheduler.requests.items()}
+        adapters |= {name: request.adapter for name, request in self._compiling.items()}
+        for name, adapter in adapters.items():
+            if adapter in self._missing:
+                self.abort(name)
+                self._refused[name] = _no_adapter()
 
     def _check_adapter(self, name: str) -> None:
         adapters = self.info.adapters
