@@ -31,7 +31,7 @@ ErrorCode = Literal[
     "checkpoint",  # weights or tokenizer files
     "not_found",  # a model's name, or a revision, that the Hub does not know, or an adapter that no resolver finds
     "gated",  # a model on the Hub that this account may not read
-    "unreachable",  # the Hub cannot be reached, and the cache lacks the model
+    "unreachable",  # the Hub, whose cache lacks the model, or the encoders of other engines (`encoder`)
     "disk_full",  # too little space for a download, a body or a file of the server
     "encoder_failed",  # the encoder failed on an item, now or a short while ago
     "not_finite",  # the model computed NaN or infinity

@@ -22,7 +22,7 @@ from ..models.quantization import METHODS, parse_quantization
 from .model_files import DTYPES
 from .sampling_params import SamplingLimits, check_generation_overrides
 from .speculative_config import read_speculative_config, with_paths
-from .transfer_config import KVTransferOptions, read_kv_transfer
+from .transfer_config import KVTransferOptions, check_encoder_listen, read_encoders, read_kv_transfer
 from .vllm_args import as_given, translate_options
 
 _DEFAULT_CACHE_BYTES = 4 << 30
@@ -33,6 +33,7 @@ PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in i
     "bitsandbytes",
 )
 SCHEDULING_POLICIES = ("fcfs", "priority", "shortest_prompt_first")
+_KEPT_ROW_BYTES = 512 << 20
 MAX_STREAM_ROWS = 7500  # 10 minutes of a live stream: a sequence with more rows ends at the next pause
 MEDIA_BYTES = 512 << 20  # processed items of running requests; above this, no further media are processed
 _POSITIVE = (
@@ -121,13 +122,19 @@ class EngineConfig:
         prefix_cache_bytes: maximum size of KV blocks that are kept only for reuse. None: the whole KV cache.
         max_encoder_tokens: maximum number of encoder rows per step. A larger item is encoded alone.
         encoder_cache_bytes: size of the encoder cache in bytes. None makes room for four items of the model's maximum size,
-            for all items of a prompt that is read by cross-attention, and for at least 128 MiB.
+            for all items of a prompt that is read by cross-attention, and for at least 128 MiB. With `encoder_listen`, it is
+            the size of the rows that are kept in the host's memory for further requests (None: 512 MiB).
         encoder_cache_dir: folder where encoder rows are kept across restarts; `~` is expanded. None keeps them in memory only.
             All weight files are hashed at start, so that rows of one checkpoint are never served for another.
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
         kv_offloading_size: GiB of the host's memory that keep KV blocks which the KV cache has no room for (docs/scaling.md).
         kv_transfer_config: where KV blocks are kept outside the KV cache, for this engine and for others, as a mapping in
             vLLM's form (docs/scaling.md).
+        encoder: address of an encoder, host:port, or a list of them: engines with `encoder_listen`, which encode this engine's
+            items (docs/scaling.md). With `parts="decoder"`, requests then take media, and fail if no encoder answers. Otherwise
+            this engine encodes such items, and counts them as `fallbacks` of its `stats.transfers`.
+        encoder_listen: address, host:port, where an engine with `parts="encoder"` gives rows to engines with `encoder`.
+        encoder_seconds: time limit of sending an item to an encoder and getting its rows.
         packed_cache_dir: folder where the weights of linear layers are kept as the C++ kernels read them; `~` is expanded. The
             next start of an engine with the same checkpoint and quantization on a CPU with the same instructions maps them.
             The checkpoint is recognised by config.json and by inodes, sizes and times of change of its weight files. Nothing is
@@ -233,6 +240,9 @@ class EngineConfig:
     encoder_cache_dir_bytes: int = 4 << 30
     kv_offloading_size: float | None = None
     kv_transfer_config: Mapping[str, Any] | None = field(default=None, repr=False)  # it may hold a token or a password
+    encoder: str | Sequence[str] | None = None
+    encoder_listen: str | None = None
+    encoder_seconds: float = 60.0
     packed_cache_dir: str | None = None
     quarantine_seconds: float = 300.0
     quantization: str | Mapping[str, Any] | None = None
@@ -321,6 +331,7 @@ class EngineConfig:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise _error("seed", self.seed, "must be an integer")
         self._check_adapters()
+        self._check_encoder()
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "hf_overrides", "override_generation_config"):
             if not isinstance(getattr(self, name), Mapping) and not (name == "hf_overrides" and callable(self.hf_overrides)):
                 raise _error(name, getattr(self, name), "must be a mapping")
@@ -344,6 +355,20 @@ class EngineConfig:
             if getattr(self, name) and not self.enable_lora:
                 raise _error(name, getattr(self, name), "needs <<enable_lora=>>True")
 
+    def _check_encoder(self) -> None:
+        """Raise ConfigError for wrong values of the options on encoders of other engines, or ones that exclude each other."""
+        object.__setattr__(self, "encoder", read_encoders(self.encoder) or None)
+        check_encoder_listen(self.encoder_listen)
+        if not _is_number(self.encoder_seconds) or not 0 < self.encoder_seconds <= 3600:
+            raise _error("encoder_seconds", self.encoder_seconds, "must be a number of seconds, above 0 and at most 3600")
+        if self.encoder_listen is not None and self.parts != "encoder":
+            raise _error("encoder_listen", self.encoder_listen, "needs <<parts=>>'encoder'")
+        if self.encoder is not None and self.parts == "encoder":
+            raise _error("encoder", self.encoder, "cannot be combined with <<parts=>>'encoder', which encodes items itself")
+        if self.encoder is not None and self.enable_lora:
+            reason = "cannot be combined with <<enable_lora>>: adapters may change the encoder; leave one of them out"
+            raise _error("encoder", self.encoder, reason)
+
     def _check_numbers(self) -> None:
         """Raise ConfigError for a fraction, a number of seconds or of restarts that is out of range."""
         if not _is_number(self.gpu_memory_fraction) or not 0 < self.gpu_memory_fraction <= 1:
@@ -366,6 +391,13 @@ class EngineConfig:
     def kv_transfer(self) -> KVTransferOptions:
         """The connectors of KV blocks."""
         return read_kv_transfer(self.kv_transfer_config, self.kv_offloading_size)
+
+    @property
+    def kept_row_bytes(self) -> int:
+        """Bytes of encoder rows that an engine with `encoder_listen` keeps for further requests."""
+        if self.encoder_listen is None:
+            return 0
+        return _KEPT_ROW_BYTES if self.encoder_cache_bytes is None else self.encoder_cache_bytes
 
     def takes(self, modality: str) -> bool:
         """Return whether requests may have items of this modality."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -40,11 +41,13 @@ from .frontend.arguments import (
     read_chat_template,
     request_template,
 )
+from .frontend.encoder_server import serve_encoder
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
 from .frontend.media import MultiModalSettings
 from .frontend.prompt_text import PromptOptions
 from .frontend.prompts import find_salt
+from .frontend.remote_encoder import RemoteEncoder, remote_encoder
 from .frontend.request import RequestInput
 from .frontend.request_handle import RequestHandle, ResetPrefixCache, UpdateWeights
 from .frontend.trace import span_observer
@@ -53,6 +56,7 @@ from .model_files import ModelFiles, load_model_files
 from .outputs import RequestOutput
 from .pooling_params import check_pooling
 from .sampling_params import SamplingParams, from_generation_config
+from .setup.connectors import rows_namespace
 from .setup.doctor import explain
 from .setup.hub import find_model
 from .setup.implementation import resolve_architecture
@@ -134,7 +138,10 @@ class Engine(NotPicklable):
         longest = _default_max_tokens(files.sentence_transformers, self.tokenizer)
         options = PromptOptions(self.config.max_template_seconds, hidden_size, core.info.can_generate, longest)
         self.truncates_pairs = files.is_cross_encoder
-        settings, self.sentence_transformers = _media_settings(self.config, files, core.info), files.sentence_transformers
+        namespace = rows_namespace(self.config, files, core.info)
+        remote = remote_encoder(self.config, core.info, namespace)
+        settings = _media_settings(self.config, files, core.info, remote)
+        self.sentence_transformers = files.sentence_transformers
         self.inputs = InputProcessor(info, self.tokenizer, settings, self.max_model_len, options)
         loop = (self.config.seed, self.config.media_workers, self.config.sampling_limits)
         self.loop = EngineLoop(core, self.tokenizer, self.eos_token_ids, *loop)
@@ -144,6 +151,9 @@ class Engine(NotPicklable):
         if self.config.warm_up:
             self.inputs.media.warm_up([modality for modality in info.modalities if self.config.encodes(modality)])
         self._observe(metrics, tracing)
+        self._encoder_server = serve_encoder(self.config, self.loop, namespace)
+        if self._encoder_server is not None:
+            weakref.finalize(self, self._encoder_server.close)
 
     def _observe(self, metrics: Any, tracing: Any) -> None:
         if metrics:
@@ -225,6 +235,9 @@ class Engine(NotPicklable):
     def update_weights(self, weights: WeightsSource, mode: UpdateMode = "wait") -> int:
         """Replace weights and return the new version; see `LLM.update_weights`."""
         check_mode(mode)
+        if self.config.encoder is not None:
+            reason = "the weights of an engine with <<encoder>> cannot be updated: its encoders would keep theirs"
+            raise InputError(f"{reason}; make new engines", code="unsupported")
         self.loop.check_open()
         tensors = read_update(weights)
         with self._sleep_lock:
@@ -267,11 +280,14 @@ class Engine(NotPicklable):
     @property
     def stats(self) -> EngineStats:
         """Counters of sequences, blocks, caches and preemptions, at most 50 ms old while requests are computed."""
-        return self.loop.stats
+        stats = self.loop.stats
+        return replace(stats, transfers=(*stats.transfers, *self.inputs.media.transfers))
 
     def close(self) -> None:
         """End every request with an error, then all threads and processes. Garbage collection of the engine does the same."""
         self.loop.close()
+        if self._encoder_server is not None:
+            self._encoder_server.close()
         self.inputs.media.close()
 
     def plan(
@@ -415,7 +431,9 @@ def _default_params(config: EngineConfig, files: ModelFiles) -> SamplingParams:
     return from_generation_config(stored, config.override_generation_config)
 
 
-def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> MultiModalSettings:
+def _media_settings(
+    config: EngineConfig, files: ModelFiles, core: CoreInfo, remote: RemoteEncoder | None
+) -> MultiModalSettings:
     return MultiModalSettings(
         config.media,
         config.limit_mm_per_prompt,
@@ -428,4 +446,5 @@ def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> 
         kernels=config.kernels,
         device=None if config.media_device == "cpu" else MediaDevice(config.torch_media_device),
         encodes=config.parts != "decoder",
+        remote_encoder=remote,
     )

@@ -193,6 +193,9 @@ class EngineOptions(VllmEngineArgs, total=False):
     encoder_cache_dir_bytes: int | None
     kv_offloading_size: float | None
     kv_transfer_config: Mapping[str, Any] | None
+    encoder: str | Sequence[str] | None
+    encoder_listen: str | None
+    encoder_seconds: float | None
     packed_cache_dir: str | os.PathLike[str] | None
     quarantine_seconds: float | None
     quantization: str | Mapping[str, Any] | None

@@ -66,6 +66,7 @@ class TransferStats:
         late: prompts that did not wait for their blocks any longer.
         writes: tensors written. skipped: tensors not written, because too many waited or they exceed the capacity.
         read_bytes, written_bytes: bytes of the tensors read and written.
+        fallbacks: items that this engine encoded because no encoder of `encoder` gave their rows.
     """
 
     kind: str
@@ -79,6 +80,7 @@ class TransferStats:
     skipped: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    fallbacks: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class EngineStats:
         drafts: what each proposer of drafted tokens achieved.
         no_drafts: why no sequence of this engine gets drafts: "off", "rows" (a row's bits may depend on the other rows of its
             step, see `batch_invariant`), "window" (answers keep the keys of their last tokens only) or "" (sequences do).
-        transfers: what each connector did (`kv_transfer_config`, `encoder_cache_dir`).
+        transfers: what each connector did (`kv_transfer_config`, `encoder_cache_dir`, `encoder`).
     """
 
     running: int = 0

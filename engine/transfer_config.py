@@ -116,6 +116,45 @@ def encoder_folder(options: object) -> str:
     return os.fspath(path)
 
 
+def read_encoders(value: object) -> tuple[str, ...]:
+    """Return the addresses that `encoder` gives. Raise ConfigError for one that is no host:port."""
+    addresses = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(addresses, list | tuple) or (value is not None and not addresses):
+        raise _error(value, "must be an address, host:port, or a list of them", param="encoder")
+    for address in addresses:
+        if not _is_address(address):
+            raise _error(address, "must be an address, host:port", param="encoder")
+    _check_peer_token("encoder", bool(addresses))
+    return tuple(addresses)
+
+
+def _check_peer_token(param: str, is_used: bool) -> None:
+    if is_used and not _is_text(peer_token()):
+        raise ConfigError(f"<<param>> needs a {TOKEN_VARIABLE} without lone surrogates", param=param)
+
+
+def check_encoder_listen(value: object) -> None:
+    """Raise ConfigError if encoder rows cannot be served at an address, or other machines would reach it without a token."""
+    if value is None:
+        return
+    if not isinstance(value, str) or not _is_address(value):
+        raise _error(value, "must be an address, host:port", param="encoder_listen")
+    _check_peer_token("encoder_listen", True)
+    if not peer_token() and not _LOOPBACK.fullmatch(value.rpartition(":")[0]):
+        reason = f"needs a token, because other machines reach it; set {TOKEN_VARIABLE}"
+        raise _error(value, reason, param="encoder_listen")
+
+
+def peer_token() -> str:
+    """Return the secret that peers share, from the environment."""
+    return os.environ.get(TOKEN_VARIABLE, "")
+
+
+def _is_text(token: object) -> bool:
+    """Return whether a token is a text without lone surrogates, which cannot be encoded."""
+    return isinstance(token, str) and not any("\ud800" <= letter <= "\udfff" for letter in token)
+
+
 def _check_keys(values: Mapping[str, Any], known: Collection[str], where: str = "", param: str = "kv_transfer_config") -> None:
     """Raise ConfigError for an unknown key. `where`: for which connector."""
     for name in values:
@@ -189,8 +228,8 @@ def _add_peers(result: KVTransferOptions, extra: Mapping[str, Any]) -> KVTransfe
     listen, peers = extra.get("listen"), extra.get("peers", ())
     if not isinstance(peers, list | tuple):
         raise _error(peers, "must be a list of addresses, host:port", "peers")
-    token = extra.get("token", os.environ.get(TOKEN_VARIABLE, ""))
-    if not isinstance(token, str) or any("\ud800" <= letter <= "\udfff" for letter in token):
+    token = extra.get("token", peer_token())
+    if not _is_text(token):
         raise _error("(hidden)", "must be a text, without lone surrogates", "token")
     is_silent = listen is None or (isinstance(listen, str) and not listen)
     for key, address in (*([] if is_silent else [("listen", listen)]), *(("peers", peer) for peer in peers)):

@@ -39,6 +39,7 @@ _ORIGIN = re.compile(r"https?://[^/?#@\s*,]+")  # as browsers send it: without a
 _SERVICE_PORT = re.compile(r"(tcp|udp|sctp)://")
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+/?")
 _OWN_PATHS = ("v1", "api", "page")
+_ROLES = {"encoder": ("encoder", "encoder_listen"), "language": ("decoder", "encoder")}  # `parts`, and an option it needs
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _TEXTS = ("host", "uds", "admin_key", "otlp_traces_endpoint", "tls_cert", "tls_key", "data_dir", "speaker_model")
 SEND_SECONDS = 2
@@ -101,6 +102,8 @@ class ServerConfig:
             architecture), "none", or a name of `parsers.answer.PARSERS`.
         reasoning_parser: how the model writes its reasoning: "auto" (found in its chat template, or else by its
             architecture), "none" (it stays in the text), or a name of `parsers.answer.REASONING_PARSER_NAMES`.
+        role: "all"; "encoder", for a server that only encodes the items of others (`parts="encoder"` with `encoder_listen`); or
+            "language", for one whose items are encoded by others (`parts="decoder"` with `encoder`).
         exit_on_engine_death: end with exit code 1 when the engine's process has died more than `engine_restarts` times, so
             that systemd or Docker starts the server again. Otherwise it answers 503.
         log_level: the least severe records that the log has: debug, info, warning, error or critical.
@@ -151,6 +154,7 @@ class ServerConfig:
     speaker_model: str | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    role: str = "all"
     exit_on_engine_death: bool = True
     log_level: str = "info"
     log_format: str = "text"
@@ -184,7 +188,7 @@ class ServerConfig:
                 raise ConfigError(f"<<param=>>{value!r} {reason}", code="unsupported", param=name, value=value)
             if value not in valid:
                 raise _error(name, value, f"is no parser; {hint(value, valid)}")
-        for name, valid in ("log_level", _LEVELS), ("log_format", ("text", "json")):
+        for name, valid in ("log_level", _LEVELS), ("log_format", ("text", "json")), ("role", ("all", *_ROLES)):
             value = getattr(self, name)
             if value not in valid:
                 raise _error(name, value, f"must be one of {', '.join(valid)}")
@@ -313,7 +317,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[ServerConfig, dict[str, A
         except ConfigError as error:
             raise ConfigError(f"models[{index}].options: {error}", param=f"models[{index}].options") from None
     engine_options = {name: value for name, value in options.items() if name not in names}
-    return config, with_defaults(with_lora(engine_options, config.adapters))
+    return config, with_defaults(with_role(with_lora(engine_options, config.adapters), config))
 
 
 def _check_names(options: Mapping[str, Any], further: Collection[str]) -> None:
@@ -330,6 +334,26 @@ def _check_names(options: Mapping[str, Any], further: Collection[str]) -> None:
 def with_lora(options: Mapping[str, Any], adapters: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of LLM for a model with these adapters: with `enable_lora`, unless there are none."""
     return {"enable_lora": True, **options} if adapters else {**options}
+
+
+def with_role(options: Mapping[str, Any], config: ServerConfig) -> dict[str, Any]:
+    """Return the options of LLM for a server of this role.
+
+    Raises:
+        ConfigError: an option that the role needs is missing, or one contradicts it.
+    """
+    if config.role == "all":
+        return {**options}
+    parts, needed = _ROLES[config.role]
+    if config.models is not None:
+        raise _error(
+            "role", config.role, "is for one model; set <<parts>> and <<encoder>> in the options of each of <<models>>"
+        )
+    if options.get(needed) is None:
+        raise _error("role", config.role, f"needs <<{needed}>>")
+    if options.get("parts") not in (None, parts):
+        raise _error("role", config.role, f"means <<parts=>>{parts!r}; leave <<parts>> out")
+    return {**options, "parts": parts}
 
 
 def with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any] = ENGINE_DEFAULTS) -> dict[str, Any]:

@@ -36,6 +36,7 @@ _STATUS = {
     "encoder_failed": 422,
     "overloaded": 429,
     "busy": 503,
+    "unreachable": 503,
     "out_of_memory": 503,
     "interrupted": 503,
     "engine_asleep": 503,

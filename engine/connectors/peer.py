@@ -12,6 +12,7 @@ from .wire import (
     GREETING,
     MAX_KEYS_BYTES,
     NONCE_BYTES,
+    ItemFailedError,
     Operation,
     PeerError,
     Status,
@@ -51,6 +52,19 @@ class PeerConnector:
     def put(self, key: str, data: bytes) -> bool:
         return self._ask(Operation.PUT, [key], data) is not None
 
+    def encode(self, key: str, inputs: bytes, limit: int, seconds: float) -> bytes:
+        """Return the packed encoder rows of an item. `inputs`: made by `pack_inputs`.
+
+        Raises:
+            PeerError: as `_ask`, with the time limit `seconds`.
+            ValueError: the response has more than `limit` bytes.
+            ItemFailedError: the encoder fails on this item.
+        """
+        rows = self._ask(Operation.ENCODE, [key], inputs, limit, seconds)
+        if rows is None:
+            raise PeerError(f"{self.address} has no rows")
+        return rows
+
     def contains(self, keys: Sequence[str]) -> set[str]:
         if not keys:
             return set()
@@ -75,15 +89,18 @@ class PeerConnector:
         for connection in idle:
             connection.close()
 
-    def _ask(self, operation: Operation, keys: Sequence[str], data: bytes = b"", limit: int = 0) -> bytes | None:
-        """Return the data of the response, None if there is none.
+    def _ask(
+        self, operation: Operation, keys: Sequence[str], data: bytes = b"", limit: int = 0, seconds: float = 0.0
+    ) -> bytes | None:
+        """Return the data of the response, None if there is none. `seconds`: time limit; 0 for that of the connector.
 
         Raises:
             PeerError: the server cannot be reached, is late, or refuses.
             ValueError: the response has more than `limit` bytes.
+            ItemFailedError: the encoder fails on an item.
         """
         self._backoff.check(self.address)
-        deadline = time.monotonic() + self._seconds
+        deadline = time.monotonic() + (seconds or self._seconds)
         connection = None
         try:
             connection = self._connect(deadline)
@@ -100,6 +117,8 @@ class PeerConnector:
             self._backoff.record_failure()
             raise PeerError(f"{self.address}: {error}") from None
         self._keep(connection)
+        if status is Status.FAILED:
+            raise ItemFailedError(answer.decode("utf-8", "replace")[:_REASON_BYTES])
         if status is Status.REFUSED:
             raise PeerError(f"{self.address} refuses: {answer.decode('utf-8', 'replace')[:_REASON_BYTES]}")
         return None if status is Status.MISSING else answer

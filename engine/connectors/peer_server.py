@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from .interface import KEY, Connector
@@ -16,6 +16,7 @@ from .wire import (
     GREETING,
     NONCE_BYTES,
     PROOF_BYTES,
+    ItemFailedError,
     Operation,
     PeerError,
     Status,
@@ -43,13 +44,22 @@ class PeerServer:
         connectors: asked in order; the first one gets what clients put.
         address: "host:port"; with port 0, a free port is chosen.
         seconds: time limit of receiving a request, and of sending a response.
+        encode: returns the packed encoder rows of a key and its packed inputs. It may raise OSError, ValueError and
+            ItemFailedError. With it, clients cannot put anything, so that all rows are computed here.
 
     Raises:
         OSError: the address cannot be used.
     """
 
-    def __init__(self, connectors: Sequence[Connector], address: str, token: str = "", seconds: float = 30.0) -> None:
-        self._connectors, self._token, self._seconds = tuple(connectors), token, seconds
+    def __init__(
+        self,
+        connectors: Sequence[Connector],
+        address: str,
+        token: str = "",
+        seconds: float = 30.0,
+        encode: Callable[[str, bytes], bytes] | None = None,
+    ) -> None:
+        self._connectors, self._token, self._seconds, self._encode = tuple(connectors), token, seconds, encode
         host, _, port = address.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=MAX_CONNECTIONS)
@@ -122,10 +132,16 @@ class PeerServer:
             if operation is Operation.GET:
                 found = self._get(keys[0])
                 return (Status.MISSING, b"") if found is None else (Status.OK, found)
+            if operation is Operation.ENCODE and self._encode is not None:
+                return Status.OK, self._encode(keys[0], data)
+            if operation is Operation.ENCODE or (operation is Operation.PUT and self._encode is not None):
+                return Status.REFUSED, b"this server takes no such requests"
             if operation is Operation.PUT:
                 is_kept = bool(self._connectors) and self._connectors[0].put(keys[0], data)
                 return (Status.OK if is_kept else Status.MISSING), b""
             return Status.OK, self._contains(keys)
+        except ItemFailedError as error:
+            return Status.FAILED, str(error).encode()[:1000]
         except (OSError, ValueError) as error:
             return Status.REFUSED, str(error).encode()[:1000]
 

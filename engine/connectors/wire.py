@@ -23,16 +23,22 @@ class Operation(IntEnum):
     GET = 1  # one key; the response has its bytes
     PUT = 2  # one key and its bytes
     CONTAINS = 3  # keys, one on each line; the response has a byte for each: 1 or 0
+    ENCODE = 4  # one key and the packed inputs of its item; the response has its encoder rows
 
 
 class Status(IntEnum):
     OK = 0
     MISSING = 1  # there are no bytes of this key, or they are not kept
     REFUSED = 2  # the request cannot be served; the data says why
+    FAILED = 3  # the encoder fails on this item; the data says why
 
 
 class PeerError(OSError):
     """The other side does not answer in time, has closed the connection, or does not follow the protocol."""
+
+
+class ItemFailedError(Exception):
+    """The encoder fails on an item, as any encoder of its checkpoint would."""
 
 
 def proof_of(token: str, nonce: bytes) -> bytes:

@@ -162,7 +162,8 @@ def stage_seconds(
 ) -> dict[str, float]:
     """Return the seconds of each stage. Files are read one by one during planning; downloads run in parallel before it."""
     loads = [item.seconds for item in items]
-    total = {stage: sum((entry.get(stage, 0.0) for entry in timings), 0.0) for stage in ("decode", "process")}
+    stages = ("decode", "process", *(["encode"] if any("encode" in entry for entry in timings) else []))
+    total = {stage: sum((entry.get(stage, 0.0) for entry in timings), 0.0) for stage in stages}
     fetch = max(loads, default=0.0) if remote else sum(loads)
     plan = plan_seconds if remote else max(0.0, plan_seconds - fetch)
     return {"fetch": float(fetch), "plan": plan, **total}

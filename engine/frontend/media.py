@@ -30,11 +30,14 @@ from ...mm.media.policy import MediaPolicy, PdfPage
 from ...mm.parse import MediaSource
 from ...mm.raw_tensors import RawTensors
 from ...mm.tenants import tenant_of
-from ...mm.types import EmbeddingItem, ItemPlan, MediaHeader
+from ...mm.types import EmbeddingItem, ItemGeometry, ItemPlan, MediaHeader, MultiModalKwargsItem
 from ...processors.device import MediaDevice, processing_on
 from ...processors.interface import ProcessingInfo
+from ..connectors.item_inputs import ItemInputs
 from ..errors import error_text
-from .items import PlannedItem, ProcessedItem, grid_of_pieces, merge_frame_plans
+from ..stats import TransferStats
+from .items import PlannedItem, ProcessedItem, final_spans, grid_of_pieces, merge_frame_plans
+from .remote_encoder import RemoteEncoder
 from .warm_up import start_warm_up
 
 _log = logging.getLogger(__name__)
@@ -62,6 +65,7 @@ class MultiModalSettings:
         kernels: backends of ops, as in EngineConfig.
         device: where items are processed; None for the CPU.
         encodes: False if there is no encoder, so that items must be encoder rows.
+        remote_encoder: encoders of other engines, which are asked first; None: there are none.
     """
 
     policy: MediaPolicy = field(default_factory=MediaPolicy)
@@ -76,6 +80,7 @@ class MultiModalSettings:
     kernels: str = ""
     device: MediaDevice | None = None
     encodes: bool = True
+    remote_encoder: RemoteEncoder | None = None
 
 
 class MultiModalProcessor:
@@ -100,8 +105,10 @@ class MultiModalProcessor:
         return start_warm_up(modalities, self.settings.policy, process)
 
     def close(self) -> None:
-        """Release the codec workers; they end when no engine uses them."""
+        """Release the codec workers, which end when no engine uses them, and the connections to encoders."""
         self._release()
+        if self.settings.remote_encoder is not None:
+            self.settings.remote_encoder.close()
 
     def reset_cache(self) -> None:
         self._cache.clear()
@@ -110,6 +117,11 @@ class MultiModalProcessor:
     def stats(self) -> CacheStats:
         """Statistics of the cache of processed items."""
         return self._cache.stats
+
+    @property
+    def transfers(self) -> tuple[TransferStats, ...]:
+        """What encoders of other engines did."""
+        return () if self.settings.remote_encoder is None else (self.settings.remote_encoder.stats,)
 
     def open(
         self,
@@ -257,7 +269,7 @@ class MultiModalProcessor:
             processed = self._cache.get(key) if identify else None
             if isinstance(source.data, EmbeddingItem):
                 processed = _from_embeddings(source.data, item_info)
-            elif not self.settings.encodes and processed is None:
+            elif not self.settings.encodes and self.settings.remote_encoder is None and processed is None:
                 raise InputError(
                     'this engine has no encoder (parts="decoder"); give encoder rows in place of the media', code="unsupported"
                 )
@@ -327,7 +339,25 @@ class MultiModalProcessor:
         timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle
         headers = [media.header for media in decoded]
         frames = merge_frame_plans([header.frames for header in headers])
-        return ProcessedItem(pieces, headers[0].size, frames, _seconds(headers, item.info))
+        return self._with_rows(
+            item, ProcessedItem(pieces, headers[0].size, frames, _seconds(headers, item.info)), salt, timings
+        )
+
+    def _with_rows(
+        self, item: PlannedItem, processed: ProcessedItem, salt: str | None, timings: dict[str, float]
+    ) -> ProcessedItem:
+        """Return an item with the rows of another engine's encoder, if there is one. Pieces without rows are encoded here."""
+        encoder, source = self.settings.remote_encoder, item.source
+        if encoder is None or not item.key:  # items of `warm_up` have no key
+            return processed
+        start, tenant = time.perf_counter(), digest("sensorium.tenant", salt)
+        pieces = list[tuple[MultiModalKwargsItem, ItemGeometry]]()
+        with gate.error_context(source):
+            for (kwargs, grid), span in zip(processed.pieces, final_spans(item, processed), strict=True):
+                rows = encoder.encode(ItemInputs(span.modality or source.modality, kwargs, grid.num_embeds, tenant))
+                pieces.append((kwargs if rows is None else {ROWS: FieldElem(rows, FlatField())}, grid))
+        timings["encode"] = time.perf_counter() - start
+        return replace(processed, pieces=tuple(pieces))
 
     def _check_rows(self, rows: Iterable[int]) -> None:
         """Check the number of rows before tensors are made, for items whose header did not tell it exactly."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ...callers.errors import ConfigError
@@ -61,6 +62,7 @@ _TRANSFERS: dict[str, tuple[str, Callable[[TransferStats], int]]] = {
     "skipped": ("tensors not written, for lack of room", lambda stats: stats.skipped),
     "read_bytes": ("bytes read", lambda stats: stats.read_bytes),
     "written_bytes": ("bytes written", lambda stats: stats.written_bytes),
+    "fallbacks": ("items encoded here because no other engine's encoder gave their rows", lambda stats: stats.fallbacks),
 }
 
 
@@ -140,7 +142,8 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         engine_loop, media = self._engine_loop(), self._media()
         if engine_loop is not None and media is not None:
-            yield from self._families(engine_loop.stats, media.stats, engine_loop.input_queue.num_waiting)
+            stats = replace(engine_loop.stats, transfers=(*engine_loop.stats.transfers, *media.transfers))
+            yield from self._families(stats, media.stats, engine_loop.input_queue.num_waiting)
 
     def _families(self, stats: EngineStats, processed: CacheStats, preparing: int) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

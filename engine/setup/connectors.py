@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -19,8 +20,10 @@ from ..connectors.peer import PeerConnector
 from ..connectors.peer_server import PeerServer
 from ..connectors.redis_store import RedisConnector
 from ..connectors.tensor_store import TensorStore
+from ..core_info import CoreInfo
+from ..model_files import ModelFiles
 from ..transfer_config import KVTransferOptions
-from ..worker.encoder_store import versions
+from ..worker.encoder_store import code_digest, versions
 
 _FORMAT = 1
 _LIBRARIES = ("av", "numpy", "opencv-python-headless", "pillow", "soundfile", "soxr")
@@ -51,6 +54,18 @@ def open_kv_store(config: EngineConfig, content: str, specs: Sequence[CacheSpec]
     model = content or os.urandom(32), config.quantization, config.batch_invariant, config.kernels
     namespace = digest("sensorium.kv", _FORMAT, *layout, *inputs, *model, *versions(config.torch_device, dtype))
     return TensorStore("KV blocks", namespace, connectors, server=_serve(kept, options))
+
+
+def rows_namespace(config: EngineConfig, files: ModelFiles, info: CoreInfo) -> str:
+    """Return the hash of what rows depend on besides the tensors of their item and the kind of processor.
+
+    It is "" for an engine that shares no rows over TCP, since hashing a checkpoint takes time.
+    """
+    if config.encoder is None and config.encoder_listen is None:
+        return ""
+    code, content = code_digest(Path(__file__).parents[2]), files.content_digest()
+    model = content, config.quantization, config.kernels, config.batch_invariant
+    return digest("sensorium.encoder_rows", _FORMAT, *model, info.dtype, info.row_bytes, code)
 
 
 def _version(distribution: str) -> str:

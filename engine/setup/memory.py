@@ -340,6 +340,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         + chunked * streams * sum(model.input_bytes(name, min(MAX_STREAM_ROWS, sizes.max_model_len)) for name in encoded),
         processor_cache=config.mm_processor_cache_bytes if items else 0,
         offloaded=_offloaded_bytes(config, sum(map(mul, blocks, block_bytes))) if decodes else 0,
+        kept_rows=config.kept_row_bytes,
         graphs=(decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), blocks_per_sequence, step) if decodes else 0)
         + encoder_graphs.graph_bytes(model, call_rows, step),
         # on a GPU, each worker holds a chunk of its input, of an intermediate result and of its output

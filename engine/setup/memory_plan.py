@@ -32,13 +32,15 @@ class MemoryPlan(ReprMixin):
         media_step: media that workers process on `media_device`; part of the total if the model is on the same device.
         processor_cache: processed media kept for later requests.
         offloaded: KV blocks in the host's memory (`kv_offloading_size`), and blocks on their way to connectors or back.
+        kept_rows: encoder rows in the host's memory for engines that ask for them (`encoder_listen`).
         sequences: tokens and positions of running requests.
         decoding: media that workers decode, at the limits of `media`. It is not part of the total, since these limits are far
             above usual inputs.
         max_items: the largest item of each modality.
         decoding_limits: the fields of `media` that bound `decoding`.
         traffic: what a rank sends to each other rank, with several of them.
-        device: that of the model. On a GPU, held media, processor cache, sequences and offloaded blocks are in host memory.
+        device: that of the model. On a GPU, held media, processor cache, sequences, offloaded blocks and kept rows are in host
+            memory.
     """
 
     weights: int
@@ -65,6 +67,7 @@ class MemoryPlan(ReprMixin):
     draft_cache: int = 0
     adapters: int = 0
     offloaded: int = 0
+    kept_rows: int = 0
     traffic: RankTraffic | None = None
 
     @property
@@ -94,7 +97,7 @@ class MemoryPlan(ReprMixin):
 
     @property
     def on_host(self) -> int:
-        return self.media_held + self.processor_cache + self.sequences + self.offloaded
+        return self.media_held + self.processor_cache + self.sequences + self.offloaded + self.kept_rows
 
     def rows(self) -> list[tuple[str, str]]:
         """Return (name, value) pairs as text."""
@@ -110,6 +113,7 @@ class MemoryPlan(ReprMixin):
             ("processor cache", self.processor_cache),
             ("sequences", self.sequences),
             *([("offloaded KV blocks", self.offloaded)] if self.offloaded else []),
+            *([("kept encoder rows", self.kept_rows)] if self.kept_rows else []),
         ]
         if self.streams:
             sizes.insert(3, ("states of live streams", self.streams))

@@ -554,3 +554,18 @@ def test_options_may_be_environment_variables(monkeypatch):
     serve({"port": 2})
     ((model, config, _),) = served
     assert (model, config.port, config.max_requests) == ("m", 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("role", "options", "parts"),
+    [("encoder", {"encoder_listen": "127.0.0.1:1"}, "encoder"), ("language", {"encoder": "127.0.0.1:1"}, "decoder")],
+)
+def test_roles_set_the_parts_of_the_model(role, options, parts):
+    config, engine = split_options({"role": role, **options})
+    assert (config.role, engine["parts"]) == (role, parts)
+    assert "parts" not in split_options(options)[1]
+    models = [{"name": "m", "path": "m"}]
+    for wrong in ({}, {**options, "parts": "all"}, {**options, "models": models}):
+        with pytest.raises(ConfigError) as caught:
+            split_options({"role": role, **wrong})
+        assert caught.value.info.param == "role"

@@ -1,0 +1,140 @@
+"""Asks the encoders of other engines for the rows of items."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...callers.errors import InputError
+from ...mm.embeddings import ROWS
+from ...mm.hashing import digest
+from ..config import EngineConfig
+from ..connectors.item_inputs import ItemInputs, pack_inputs
+from ..connectors.packing import PackedSpec, max_packed_bytes, unpack
+from ..connectors.peer import PeerConnector
+from ..connectors.wire import ItemFailedError
+from ..core_info import CoreInfo
+from ..stats import TransferStats
+from ..transfer_config import peer_token
+
+_LOOKUP_SECONDS = 3.0  # time limit of connecting and of looking up rows that are kept
+_log = logging.getLogger(__name__)
+
+
+def remote_encoder(config: EngineConfig, info: CoreInfo, namespace: str) -> RemoteEncoder | None:
+    """Return the client of the encoders that an engine's options name, None if they name none."""
+    if config.encoder is None:
+        return None
+    dtype: torch.dtype = getattr(torch, info.dtype)
+    width, can_encode = info.row_bytes // dtype.itemsize, config.parts != "decoder"
+    return RemoteEncoder(config.encoder, namespace, peer_token(), config.encoder_seconds, width, dtype, can_encode)
+
+
+class RemoteEncoder:
+    """Gets encoder rows from the servers of other engines (`EncoderServer`). Media workers call it.
+
+    Equal items go to the same encoder, if it answers, so that each keeps other rows. If one fails, the next one is asked.
+
+    Args:
+        addresses: "host:port" of each encoder.
+        namespace: as in EncoderServer.
+        token: the secret that the encoders know.
+        seconds: time limit of sending an item and getting its rows.
+        width, dtype: of a row.
+        can_encode: this engine has encoders, too, which take the items that no encoder in `addresses` gives rows for.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        namespace: str,
+        token: str,
+        seconds: float,
+        width: int,
+        dtype: torch.dtype,
+        can_encode: bool,
+    ) -> None:
+        self._namespace, self._seconds, self._can_encode = namespace, seconds, can_encode
+        self._width, self._dtype = width, dtype
+        self._peers = [PeerConnector(address, token, min(seconds, _LOOKUP_SECONDS)) for address in addresses]
+        self._failing = set[str]()  # addresses
+        self._counts = Counter[str]()
+        self._lock = threading.Lock()
+
+    @property
+    def stats(self) -> TransferStats:
+        with self._lock:
+            return TransferStats("encoder rows", "peer", **self._counts)
+
+    def encode(self, item: ItemInputs) -> Tensor | None:
+        """Return verified rows `[num_rows, width]`, or None if this engine is to encode the item.
+
+        Raises:
+            InputError: no encoder gives rows, and this engine has none. The code is "encoder_failed" if an encoder fails on
+                the item, and "unreachable" otherwise.
+        """
+        reasons, code = [], "unreachable"
+        for peer in self._ordered(item.hash):
+            try:
+                rows = self._ask(peer, item)
+            except ItemFailedError as error:
+                reasons, code = [str(error)], "encoder_failed"
+                break
+            except (OSError, ValueError) as error:
+                self._failed(peer, error)
+                reasons.append(str(error))
+            else:
+                self._works(peer)
+                return rows
+        if self._can_encode:
+            self._count("fallbacks")
+            return None
+        if code == "encoder_failed":
+            raise InputError(f"encoding failed: {reasons[0]}; send another item", code="encoder_failed")
+        raise InputError(f"no encoder gives its rows ({'; '.join(reasons)}); try again later", code="unreachable")
+
+    def close(self) -> None:
+        for peer in self._peers:
+            peer.close()
+
+    def _ordered(self, name: str) -> list[PeerConnector]:
+        """Return the encoders in the order in which an item asks them (rendezvous hashing)."""
+        return sorted(self._peers, key=lambda peer: digest("sensorium.route", name, peer.address))
+
+    def _ask(self, peer: PeerConnector, item: ItemInputs) -> Tensor:
+        """Return the rows that an encoder keeps, or those that it computes. Errors: as `PeerConnector`, and of `unpack`."""
+        key, specs = f"{self._namespace}/{item.hash}", {ROWS: PackedSpec((item.num_rows, self._width), self._dtype)}
+        limit = max_packed_bytes(specs)
+        data = peer.get(key, limit)
+        self._count("misses" if data is None else "hits")
+        if data is None:
+            inputs = pack_inputs(item)
+            data = peer.encode(key, inputs, limit, self._seconds)
+            self._count("written_bytes", len(inputs))
+        self._count("read_bytes", len(data))
+        return unpack(key, data, specs)[ROWS]
+
+    def _failed(self, peer: PeerConnector, error: Exception) -> None:
+        """Count a failure. It is logged once until the encoder works again."""
+        self._count("failed" if isinstance(error, OSError) else "damaged")
+        with self._lock:
+            is_new = peer.address not in self._failing
+            self._failing.add(peer.address)
+        if is_new:
+            instead = "items are encoded here" if self._can_encode else "requests whose items no other encoder takes fail"
+            _log.warning("the encoder %s gives no rows (%s); %s", peer.address, error, instead)
+
+    def _works(self, peer: PeerConnector) -> None:
+        with self._lock:
+            if peer.address in self._failing:
+                self._failing.remove(peer.address)
+                _log.warning("the encoder %s gives rows again", peer.address)
+
+    def _count(self, what: str, number: int = 1) -> None:
+        with self._lock:
+            self._counts[what] += number
