@@ -78,6 +78,7 @@ class VllmEngineArgs(TypedDict, total=False):
     kernel_config: Any
     kv_cache_metrics: Any
     kv_events_config: Any
+    kv_offloading_backend: Any
     language_model_only: Any
     linear_backend: Any
     load_format: Any

@@ -46,11 +46,11 @@ def _drop_memory_plans(stage: Any) -> None:
     """
     session = getattr(stage, "session", None)  # None: not onnxruntime
     if session is not None:
-        options, make = session.get_session_options(), partial(type(session), session._model_path)
+        options, kind, path = session.get_session_options(), type(session), session._model_path
         options.enable_mem_pattern = False
         providers = session.get_providers()
         stage.session = session = None  # frees the first one before the second is made
-        stage.session = make(sess_options=options, providers=providers)
+        stage.session = kind(path, sess_options=options, providers=providers)
 
 
 @dataclass(frozen=True)
