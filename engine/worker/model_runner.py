@@ -209,7 +209,9 @@ class ModelRunner:
     def _update_states(self, output: SchedulerOutput) -> None:
         for request_id in output.finished:
             sequence, stream = self.sequences.pop(request_id, None), None
-            if sequence is not None and sequence.features and sequence.message.hold_open:  # passes over an open window are not
+            # a model whose passes over an open window are requests of their own keeps its state until the held one ends
+            keeps = getattr(self.model, "keeps_open_windows", False)
+            if sequence is not None and sequence.features and (sequence.message.hold_open or not keeps):
                 stream = sequence.features[0].stream
             if stream is not None and isinstance(self.model, SupportsStreams):
                 self.model.free_stream(stream)

@@ -92,6 +92,11 @@ def messages():
         types.WorkerUpdate((types.GrammarTask("r", StructuredOutputsParams(choice=["a"])),), ("q",)),
         types.GrammarResult("r", error),
         types.LoadedAdapter("lora:1", 100, 8),
+        types.KVBlock(0, 3, b"h" * 32),
+        types.KVLookup(4, (b"h" * 32,), ((True,), ()), ((0, 2),)),
+        types.KVTransfer((types.KVBlock(0, 3, b"h" * 32),), (), (5,), ((4, (types.KVBlock(1, 2, b"g" * 32),)),), 0.5),
+        types.KVLookupResult(4, ((0, 1),)),
+        stats.TransferStats("KV blocks", "memory", 1, 2),
         types.SchedulerOutput(
             3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),), True
         ),

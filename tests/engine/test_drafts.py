@@ -144,6 +144,9 @@ class Script:
 
     tokens: list
 
+    def transfer_stats(self):
+        return ()
+
     def execute(self, output):
         self.output = output
         return StepHandle(1)

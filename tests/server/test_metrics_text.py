@@ -65,6 +65,7 @@ class Source:
     """What metrics are read from: the statistics of an engine's loop, or of a cache."""
 
     def __init__(self, stats: Any) -> None:
+        self.transfers = ()
         self.stats, self.input_queue = stats, SimpleNamespace(num_waiting=0)
 
 

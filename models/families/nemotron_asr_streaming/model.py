@@ -64,6 +64,8 @@ class NemotronAsrStreaming(CacheAwareParakeet, ParakeetTransducer):
     passes, to the last bit.
     """
 
+    keeps_open_windows = True  # each pass over an open window is a request of its own
+
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(_DEFAULTS | dict(config), dtype, device)
         self._states = OrderedDict[bytes, TransducerState]()  # by their digests
