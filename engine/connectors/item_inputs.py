@@ -20,7 +20,7 @@ _FIELDS: Mapping[str, type[Field]] = {kind.__name__: kind for kind in (BatchedFi
 
 @dataclass(frozen=True, eq=False)
 class ItemInputs:
-    """What an encoder reads of one item.
+    """The inputs of an encoder for one item.
 
     Args:
         kwargs: its processed tensors.

@@ -16,7 +16,7 @@ _MAX_HEADER = 4096  # bytes of the header, at most
 
 @dataclass(frozen=True)
 class PackedSpec:
-    """What a tensor must be: its shape and its dtype."""
+    """The shape and the dtype that a tensor must have."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

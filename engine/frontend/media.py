@@ -120,7 +120,7 @@ class MultiModalProcessor:
 
     @property
     def transfers(self) -> tuple[TransferStats, ...]:
-        """What encoders of other engines did."""
+        """Statistics of the encoders of other engines."""
         return () if self.settings.remote_encoder is None else (self.settings.remote_encoder.stats,)
 
     def open(

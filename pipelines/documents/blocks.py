@@ -24,7 +24,7 @@ MAX_JOINED = 256
 """Pages over which a paragraph or table goes on in one piece."""
 Source = Literal["text_layer", "reader", "model"]
 ConfidenceKind = Literal["calibrated", "token_probability"]
-"""What a confidence is: the expected share of right words, or the mean probability of the words' tokens."""
+"""Kind of a confidence: the expected share of right words, or the mean probability of the words' tokens."""
 Way = Literal["blank", "text_layer", "draft", "reading", "unread"]
 """How a page is read. "blank": not at all, because it shows nothing. "text_layer": from the file. "draft": by a model, with the
 text layer as its draft. "reading": by a model or another reader. "unread": nothing can read it."""
@@ -77,7 +77,7 @@ class Block:
 
     @property
     def confidence_kind(self) -> ConfidenceKind | None:
-        """What `confidence` is; None without one."""
+        """Kind of `confidence`; None if there is none."""
         if self.confidence is None:
             return None
         return "token_probability" if self.source == "model" else "calibrated"
@@ -125,7 +125,7 @@ class PageRecord:
 
     @property
     def confidence_kind(self) -> ConfidenceKind | None:
-        """What `confidence` is; None without one."""
+        """Kind of `confidence`; None if there is none."""
         return next((block.confidence_kind for block in self.blocks if block.confidence is not None), None)
 
     @property

@@ -198,7 +198,7 @@ def test_a_model_without_experts_is_refused() -> None:
 
 
 def test_one_process_has_all_experts(tmp_path: Path) -> None:
-    """As in vLLM, the option has no effect without `tensor_parallel_size`."""
+    """The option has no effect without `tensor_parallel_size`, as in vLLM."""
     row = ROWS["text-qwen3_moe"]
     with make_llm(row, save(row, tmp_path / "model"), enable_expert_parallel=True) as llm:
         assert not llm.config.engine_process

@@ -25,7 +25,7 @@ CPU, WIDTH = torch.device("cpu"), 3
 
 
 class Wire:
-    """What ranks exchange, and the bytes of it that each sends to each other."""
+    """The exchanges of ranks, and the bytes that each rank sends to each other one."""
 
     def __init__(self, size: int) -> None:
         self.barrier, self.slots, self.sent = Barrier(size, timeout=20), list[Tensor](), [0] * size
