@@ -313,9 +313,12 @@ class SupportsStreams(Protocol):
     """A model whose encoder keeps a state per live stream.
 
     `max_streams`: number of streams that memory is planned for. The engine sets it.
+    `keeps_open_windows`: each pass over the open window of a stream is a request of its own. The state is freed with the one
+    request that is held open.
     """
 
     max_streams: int
+    keeps_open_windows: bool
 
     def stream_bytes(self, rows: int) -> int:
         """Return the bytes of the state of a stream. `rows`: those of the longest item."""

@@ -130,8 +130,8 @@ class PeerServer:
             return Status.REFUSED, b"the keys are malformed"
         try:
             if operation is Operation.GET:
-                found = self._get(keys[0])
-                return (Status.MISSING, b"") if found is None else (Status.OK, found)
+                value = self._get(keys[0])
+                return (Status.MISSING, b"") if value is None else (Status.OK, value)
             if operation is Operation.ENCODE and self._encode is not None:
                 return Status.OK, self._encode(keys[0], data)
             if operation is Operation.ENCODE or (operation is Operation.PUT and self._encode is not None):
@@ -150,7 +150,7 @@ class PeerServer:
 
     def _contains(self, keys: list[str]) -> bytes:
         missing = list(dict.fromkeys(keys))
-        found = set[str]()
+        present = set[str]()
         for connector in self._connectors:
-            found |= connector.contains([key for key in missing if key not in found])
-        return bytes(key in found for key in keys)
+            present |= connector.contains([key for key in missing if key not in present])
+        return bytes(key in present for key in keys)

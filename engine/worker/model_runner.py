@@ -206,15 +206,17 @@ class ModelRunner:
         seconds = self._predict_seconds
         return AsyncStepOutput(lambda: StepOutput(tokens, encoded or self._poll_encoder(wait=not tokens), seconds))
 
+    def _end_stream(self, is_held: bool, stream: int | None) -> None:
+        """Free the state of a stream with the end of one of its requests. `is_held`: this request was held open."""
+        model = self.model
+        if stream is not None and isinstance(model, SupportsStreams) and (is_held or not model.keeps_open_windows):
+            model.free_stream(stream)
+
     def _update_states(self, output: SchedulerOutput) -> None:
         for request_id in output.finished:
-            sequence, stream = self.sequences.pop(request_id, None), None
-            # a model whose passes over an open window are requests of their own keeps its state until the held one ends
-            keeps = getattr(self.model, "keeps_open_windows", False)
-            if sequence is not None and sequence.features and (sequence.message.hold_open or not keeps):
-                stream = sequence.features[0].stream
-            if stream is not None and isinstance(self.model, SupportsStreams):
-                self.model.free_stream(stream)
+            sequence = self.sequences.pop(request_id, None)
+            if sequence is not None and sequence.features:
+                self._end_stream(sequence.message.hold_open, sequence.features[0].stream)
             if self.predictor is not None:
                 self.predictor.free(request_id)
         self.encoder_runner.discard(output.free_encoder)

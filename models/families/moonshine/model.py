@@ -147,6 +147,7 @@ class MoonshineStreaming(Moonshine):
     defaults = _STREAMING
     encoder: LocalEncoder
     max_streams = 1
+    keeps_open_windows = True
 
     def _build_encoder(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> CrossDecoderSpec:
         audio = {**_STREAMING_ENCODER, **(config.get("encoder_config") or {})}

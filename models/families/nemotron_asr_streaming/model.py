@@ -26,6 +26,7 @@ class CacheAwareParakeet(Parakeet):
 
     encoder: CacheAwareConformer
     max_streams = 1
+    keeps_open_windows = True
 
     def make_encoder(self, audio: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> CacheAwareConformer:
         encoder = CacheAwareConformer(cache_aware_spec(audio), dtype, device)
@@ -63,8 +64,6 @@ class NemotronAsrStreaming(CacheAwareParakeet, ParakeetTransducer):
     A pass over an open window finds the states by the content of the rows: those of complete chunks equal the rows of earlier
     passes, to the last bit.
     """
-
-    keeps_open_windows = True  # each pass over an open window is a request of its own
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(_DEFAULTS | dict(config), dtype, device)

@@ -50,6 +50,7 @@ class VoxtralRealtime(DecoderModel):
     prefixes = (*AUDIO_PREFIXES, *TEXT_PREFIXES)
     recordable = False  # the encoder keeps states of streams
     max_streams = 1
+    keeps_open_windows = False
     interleaved: ClassVar[bool] = False
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
