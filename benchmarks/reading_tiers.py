@@ -137,8 +137,8 @@ def tesseract_reader() -> Reader | None:
         return None
     from PIL import Image
 
-    known = subprocess.run([program, "--list-langs"], capture_output=True, text=True, check=True).stdout.split()
-    languages = "+".join(name for name in ("eng", "deu", "fra") if name in known)
+    installed = subprocess.run([program, "--list-langs"], capture_output=True, text=True, check=True).stdout.split()
+    languages = "+".join(name for name in ("eng", "deu", "fra") if name in installed)
 
     def read(pixels: NDArray[np.uint8]) -> str:
         with tempfile.NamedTemporaryFile(suffix=".png") as file:

@@ -96,10 +96,10 @@ class TensorStore:
             self._count(self.connectors[0], "hits" if fits else "misses")
             return FoundTensors(pending, self.connectors[0].name) if fits else None
         for index, connector in enumerate(self.connectors):
-            found = self._get_from(connector, key, specs)
-            self._count(connector, "misses" if found is None else "hits")
-            if found is not None:
-                data, tensors = found
+            value = self._get_from(connector, key, specs)
+            self._count(connector, "misses" if value is None else "hits")
+            if value is not None:
+                data, tensors = value
                 for nearer in self.connectors[:index]:
                     if nearer.is_in_process:
                         nearer.put(key, data)
