@@ -22,7 +22,7 @@ from sensorium.server.guard import BodyBytes
 from sensorium.server.response_store import KEPT_SECONDS
 from sensorium.server.state import Server
 from sensorium.server.store import Store
-from waiting import LONG, wait_until
+from waiting import LONG, hold_steps, wait_until
 
 ITEM = TypeAdapter(ResponseItem)
 IMAGE_BYTES = (MEDIA / IMAGE).read_bytes()
@@ -250,11 +250,15 @@ def test_responses_in_the_background_fail_as_responses_do(stored, tiny):
     assert finished(client, cut).usage.input_tokens < 100
 
 
-def test_a_stop_of_the_server_ends_responses_in_the_background(tiny, tmp_path):
+def test_a_stop_of_the_server_ends_responses_in_the_background(tiny, tmp_path, monkeypatch):
     """At the end of the time limit they fail; those of a process that was killed fail at the next start."""
+    core = tiny[1].llm.engine.loop.core
+    monkeypatch.setattr(core, "step", core.step)  # for its end
     config = ServerConfig(data_dir=str(tmp_path), drain_seconds=0.01)
     with closing(Store(config)) as store:
         server = Server(tiny[1].llm, config, "tiny-vl", store=store)
+        tasks = server.services.draining.tasks
+        hold_steps(core, lambda: all(task.cancelling() for task in tasks.copy()))  # the answer does not end before the server
         with listening(server) as url, openai_client(url) as client:
             first = client.responses.create(**LONG_ANSWER)
         found = store.response("", first.id)
