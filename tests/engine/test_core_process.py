@@ -114,8 +114,8 @@ def kill_in_flight(llm: LLM, image: bool) -> None:
     ]
 
     def step_until_stopped():
-        wait_until(lambda: stopped.is_set() or heard(loop))  # so that no answer ends before the stream's first token is taken
-        if next(steps) >= 8 and (image or seen) and not stopped.is_set():
+        if next(steps) == 8:
+            wait_until(lambda: image or seen)  # the first step computed the stream's first token
             os.kill(core.pid, signal.SIGSTOP)  # the parent waits for this step when the child is killed
             stopped.set()
         return step()
