@@ -258,13 +258,9 @@ template <class V>
 INLINE V normal_exp2(V x) {
     typedef decltype(x < x) Integers;
     const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    V shifted = x + magic, f = x - (shifted - magic);
-    V y = f * 1.5403530e-4f + 1.3333558e-3f;
-    y = y * f + 9.6181291e-3f;
-    y = y * f + 5.5504109e-2f;
-    y = y * f + 2.4022651e-1f;
-    y = y * f + 6.9314718e-1f;
-    y = y * f + 1.f;
+    const V shifted = x + magic, f = x - (shifted - magic), f2 = f * f;
+    const V high = f * 1.3264666e-3f + 9.6715126e-3f, middle = f * 5.5507339e-2f + 2.4022242e-1f;  // three short chains
+    const V y = (high * f2 + middle) * f2 + (f * 6.9314698e-1f + 1.f);
     return (V)((Integers)y + ((Integers)shifted << 23));
 }
 
