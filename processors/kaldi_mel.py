@@ -1,7 +1,7 @@
 """Log-mel spectrograms of whole frames with filters on Kaldi's mel scale: natural logarithms of energies.
 
 Sources: the feature extractor of Phi-4-multimodal (Hamming window, preemphasis within a frame, triangles in mel), and
-torchaudio's `compliance.kaldi.fbank`, which also subtracts the mean of a frame.
+torchaudio's `compliance.kaldi.fbank`, which also subtracts the mean of a frame and has the Povey window.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class KaldiMelSpec(MelSpec):
         sample_scale: factor of samples in -1..1; 32768 makes them 16-bit samples.
         centered: the mean of each frame is subtracted first.
         floor: smallest energy of a band.
+        povey: the window is Hann's to the power of 0.85, which is 0 at both ends, instead of Hamming's.
     """
 
     n_fft: int = 512
@@ -40,6 +41,7 @@ class KaldiMelSpec(MelSpec):
     sample_scale: float = 32768.0
     centered: bool = False
     floor: float = 1.0
+    povey: bool = False
 
     @property
     def window(self) -> int:
@@ -82,10 +84,16 @@ def kaldi_log_mel(samples: Tensor, spec: KaldiMelSpec) -> Tensor:
         frames = frames - frames.mean(1, keepdim=True)
     earlier = torch.cat((frames[:, :1], frames[:, :-1]), 1)
     frames = (frames - spec.preemphasis * earlier) * spec.sample_scale
-    window = torch.hamming_window(spec.window, periodic=False, dtype=torch.float64)
-    spectrum = torch.fft.rfft(window * frames, n=spec.n_fft).to(torch.complex64)
+    spectrum = torch.fft.rfft(_window(spec) * frames, n=spec.n_fft).to(torch.complex64)
     bands: Tensor = spectrum.abs().square_() @ _filters(spec)
     return bands.clamp_(min=spec.floor).log_()
+
+
+def _window(spec: KaldiMelSpec) -> Tensor:
+    """Return the window, float64 `[window]`."""
+    if spec.povey:
+        return torch.hann_window(spec.window, periodic=False, dtype=torch.float64) ** 0.85
+    return torch.hamming_window(spec.window, periodic=False, dtype=torch.float64)
 
 
 @functools.lru_cache(maxsize=8)

@@ -44,6 +44,7 @@ class ConvolutionSpec:
     Args:
         inner: channels of the depthwise convolution. taps: rows that it sees.
         bias, kernel_bias: the pointwise layers, or the depthwise one, have biases.
+        layer_norm: the norm after the depthwise convolution is over the channels of a row, not over a batch of the training.
     """
 
     width: int
@@ -53,6 +54,7 @@ class ConvolutionSpec:
     act: str = "silu"
     bias: bool = True
     kernel_bias: bool = False
+    layer_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,9 @@ class ConformerConvolution:
         self.up = build.linear([names.up], s.width, [2 * s.inner], s.bias)
         self.kernel = build.stored(f"{names.kernel}.weight", s.inner, 1, s.taps)
         self.kernel_bias = build.stored(f"{names.kernel}.bias", s.inner) if s.kernel_bias else None
-        parts = ("running_mean", "running_var", "weight", "bias")
+        parts = () if s.layer_norm else ("running_mean", "running_var", "weight", "bias")
         self.batch_norm = [build.stored(f"{names.batch_norm}.{part}", s.inner) for part in parts]
+        self.layer_norm = build.norm(names.batch_norm, s.inner, EPS, True) if s.layer_norm else None
         self.down = build.linear([names.down], s.inner, [s.width], s.bias)
 
     def __call__(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -181,12 +184,17 @@ class ConformerConvolution:
         del gate, item  # views of the layer's whole result
         out = torch.zeros_like(x)
         add_depthwise_(out, x, self.kernel.weight, lengths, self.kernel.weight.shape[2] // 2)
-        mean, variance, weight, bias = (part.weight for part in self.batch_norm)
         del x
+        return self.down(activation(self.act, self._normalise(out)))
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        """Add the bias of the depthwise convolution to `x`, and norm it."""
+        if self.layer_norm is not None:
+            return self.layer_norm(x if self.kernel_bias is None else x.add_(self.kernel_bias.weight))
+        mean, variance, weight, bias = (part.weight for part in self.batch_norm)
         if self.kernel_bias is not None:
             mean = mean - self.kernel_bias.weight
-        out.sub_(mean).mul_((variance + EPS).rsqrt() * weight).add_(bias)
-        return self.down(activation(self.act, out))
+        return x.sub_(mean).mul_((variance + EPS).rsqrt() * weight).add_(bias)
 
 
 class ConformerLayer:

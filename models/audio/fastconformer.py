@@ -156,6 +156,37 @@ class FrameMerger:
         return pointwise(out.flatten(0, 1)).relu_().view(rows, bands, -1)
 
 
+def distance_attention(qkv: Tensor, table: Tensor, biases: tuple[StoredTensor, StoredTensor], lengths: Sequence[int]) -> Tensor:
+    """Return `[rows, heads * dim]`, where each row attends to all rows of its item.
+
+    Args:
+        qkv: queries, keys and values of items, one after another, `[rows, 3, heads, dim]`.
+        table: projected `distance_sines`, `[distances, heads, dim]`.
+        biases: vectors `[heads, dim]` that are added to queries for products with keys, and with the table.
+        lengths: rows of each item.
+    """
+    longest, table = (len(table) + 1) // 2, table.permute(1, 2, 0)  # [heads, dim, distances]
+    out = qkv.new_empty(len(qkv), qkv.shape[2] * qkv.shape[3])
+    for rows, target in zip(qkv.split(list(lengths)), out.split(list(lengths)), strict=True):
+        _attend(rows, table[..., longest - len(rows) : longest + len(rows) - 1], biases, target)
+    return out
+
+
+def _attend(rows: Tensor, table: Tensor, biases: tuple[StoredTensor, StoredTensor], target: Tensor) -> None:
+    n, (u, v) = len(rows), (stored.weight[:, None] for stored in biases)
+    q, key, value = rows.permute(1, 2, 0, 3)
+    for first in range(0, n, _QUERIES):
+        last = min(first + _QUERIES, n)
+        query, count = q[:, first:last], last - first
+        near = torch.bmm(query + v, table[..., n - last : 2 * n - 1 - first])  # [heads, queries, distances of the block]
+        heads, _, width = near.shape
+        bias = near.as_strided((heads, count, n), (count * width, width - 1, 1), count - 1) * q.shape[-1] ** -0.5
+        del near
+        attended = F.scaled_dot_product_attention((query + u)[None], key[None], value[None], bias[None])
+        target[first:last] = attended[0].transpose(0, 1).flatten(1)
+        del attended, bias
+
+
 class DistanceAttention:
     """Attention of each row to all rows of its item, with a bias of the scores that depends on query and distance."""
 
@@ -169,28 +200,11 @@ class DistanceAttention:
         self.out = attention.linear(["o_proj"], w, [w], s.bias)
 
     def __call__(self, x: Tensor, lengths: Sequence[int], sines: Tensor) -> Tensor:
-        longest = (len(sines) + 1) // 2
         qkv = self.qkv(self.norm(x)).view(-1, 3, *self.shape)
-        table = self.distance(sines).view(-1, *self.shape).permute(1, 2, 0)  # [heads, dim, distances]
-        out = torch.empty_like(x)
-        for rows, target in zip(qkv.split(list(lengths)), out.split(list(lengths)), strict=True):
-            self._attend(rows, table[..., longest - len(rows) : longest + len(rows) - 1], target)
-        del qkv, rows, table, target
+        table = self.distance(sines).view(-1, *self.shape)
+        out = distance_attention(qkv, table, self.biases, lengths)
+        del qkv, table
         return self.out(out)
-
-    def _attend(self, rows: Tensor, table: Tensor, target: Tensor) -> None:
-        n, (u, v), dim = len(rows), (stored.weight[:, None] for stored in self.biases), self.shape[1]
-        q, key, value = rows.permute(1, 2, 0, 3)
-        for first in range(0, n, _QUERIES):
-            last = min(first + _QUERIES, n)
-            query, count = q[:, first:last], last - first
-            near = torch.bmm(query + v, table[..., n - last : 2 * n - 1 - first])  # [heads, queries, distances of the block]
-            heads, _, width = near.shape
-            bias = near.as_strided((heads, count, n), (count * width, width - 1, 1), count - 1) * dim**-0.5
-            del near
-            attended = F.scaled_dot_product_attention((query + u)[None], key[None], value[None], bias[None])
-            target[first:last] = attended[0].transpose(0, 1).flatten(1)
-            del attended, bias
 
 
 class FastConformerLayer:
@@ -246,17 +260,31 @@ def distance_sines(width: int, longest: int, like: Tensor) -> Tensor:
 def fastconformer_bytes(c: FastConformerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
     """Return the bytes alive in FastConformer for up to `rows` rows of one item, inputs included."""
     ops, s, w, x = OpBytes(dtype, limits), dtype.itemsize, c.width, rows * c.width * dtype.itemsize
-    distances, queries = 2 * rows - 1, min(rows, _QUERIES)
     mlp = max(ops.norm(w, False) + ops.linear(w, c.inner, rows), ops.mlp(w, c.inner, c.inner, rows))
-    scores = c.heads * queries * s
-    attended = 3 * queries * w * s + ops.torch_attention_tiles(queries, w // c.heads, rows)
-    block = max(scores * (2 * rows + queries), scores * rows + attended)
-    attention = rows * ops.linear_result(3 * w, rows) + x + distances * ops.linear_result(w, distances) + block
-    base = 2 * x + distances * w * s  # the layer's input, the residual stream, the sines
-    layers = base + max(rows * mlp, attention)  # a convolution needs less than attention
-    angles = x + distances * w * (5 * FLOAT32 // 2 + ops.float32_copy)
+    base = 2 * x + (2 * rows - 1) * w * s  # the layer's input, the residual stream, the sines
+    attention = distance_attention_bytes(w, c.heads, rows, rows, ops)  # a convolution needs less
+    layers = base + max(rows * mlp, attention)
+    angles = x + distance_sines_bytes(w, rows, ops)
     inputs = rows * c.factor * c.mels * s
     return SMALL + inputs + max(x + max(_merge_bytes(c, rows, ops), x), angles, layers)
+
+
+def distance_attention_bytes(width: int, heads: int, rows: int, longest: int, ops: OpBytes) -> int:
+    """Return the bytes alive in DistanceAttention for `rows` rows, without its input and the sines.
+
+    `longest`: rows of the longest item.
+    """
+    s, distances, queries = ops.dtype.itemsize, 2 * longest - 1, min(longest, _QUERIES)
+    scores = heads * queries * s
+    attended = 3 * queries * width * s + ops.torch_attention_tiles(queries, width // heads, longest)
+    block = max(scores * (2 * longest + queries), scores * longest + attended)
+    projected = rows * ops.linear_result(3 * width, rows) + distances * ops.linear_result(width, distances)
+    return projected + rows * width * s + block
+
+
+def distance_sines_bytes(width: int, rows: int, ops: OpBytes) -> int:
+    """Return the bytes alive in `distance_sines` for an item of `rows` rows."""
+    return (2 * rows - 1) * width * (5 * FLOAT32 // 2 + ops.float32_copy)
 
 
 def _merge_bytes(c: FastConformerSpec, rows: int, ops: OpBytes) -> int:
