@@ -94,6 +94,7 @@ ROWS = [
         sizes=[(112, 112)],
         note="one tile per image, SigLIP's mean: vLLM cuts larger images as InternVL does, and uses ImageNet's mean",
     ),
+    Row("fireredasr2", ("", "a", "a"), note="needs the package kaldi-native-fbank beside vLLM"),
     Row(
         "isaac",
         ("", "i"),

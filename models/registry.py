@@ -130,6 +130,7 @@ _NAMES: dict[str, str] = {
     "eagle2_5_vl": "Eagle2_5_VLForConditionalGeneration",
     "ernie4_5_vl": "Ernie4_5_VLMoeForConditionalGeneration Ernie4_5_VL_MoeForConditionalGeneration",
     "exaone4_5": "Exaone4_5_ForConditionalGeneration",
+    "fireredasr2": "FireRedASR2ForConditionalGeneration",
     "fun_asr_nano": "FunASRForConditionalGeneration FunAsrNanoForConditionalGeneration",
     "funaudiochat": "FunAudioChatForConditionalGeneration",
     "gemma3": "Gemma3ForConditionalGeneration",

@@ -12,8 +12,8 @@ from sensorium.callers.errors import InputError
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=5)
 ROWS = (
-    "audioflamingo3", "canary", "cohere_asr", "fun_asr_nano", "funasr", "funaudiochat", "gemma3n", "gemma4", "glmasr",
-    "granite_speech", "kimi_audio", "midashenglm", "minicpmo", "moonshine", "moss_transcribe", "phi4_multimodal",
+    "audioflamingo3", "canary", "cohere_asr", "fireredasr2", "fun_asr_nano", "funasr", "funaudiochat", "gemma3n", "gemma4",
+    "glmasr", "granite_speech", "kimi_audio", "midashenglm", "minicpmo", "moonshine", "moss_transcribe", "phi4_multimodal",
     "qwen2_5_omni", "qwen2_audio", "qwen3_asr", "qwen3_omni", "vibevoice_asr", "voxtral", "voxtral_realtime", "whisper",
 )  # fmt: skip
 CLIPS = [(family.make_media("audio", (size,), seed), 16_000) for seed, size in enumerate((15_000, 9000, 20_000))]
