@@ -125,9 +125,9 @@ def kill_in_flight(llm: LLM, image: bool) -> None:
     for number, caller in enumerate(callers):
         wait_until(lambda number=number: len(loop._names) == number)
         caller.start()
-    assert stopped.wait(LONG_WAIT)
-    assert len(loop._owners) == 7
+    in_time, in_flight = stopped.wait(LONG_WAIT), len(loop._owners)
     os.kill(core.pid, signal.SIGKILL)
+    assert (in_time, in_flight) == (True, 7)
     for caller in callers:
         caller.join(LONG_WAIT)
     ends = [*seen[-1:], *found]
