@@ -67,12 +67,17 @@ class TowerModel(DecoderModel):
         """Project `[patches, width]` in squares to `[rows, hidden]`."""
         return self.projector(rows if self.merger is None else self.merger(rows))
 
+    def tower_spec(self, modality: str) -> TowerSpec:
+        """Hook: return the tower's spec with the `patch_dim` of a modality, for the memory plan."""
+        return self.tower.spec
+
     def input_bytes(self, modality: str, rows: int) -> int:
-        tower = self.tower.spec
+        tower = self.tower_spec(modality)
         return rows * tower.merge**2 * tower.patch_dim * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        return tower_bytes(self.tower.spec, rows * self.tower.spec.merge**2, self.projector.spec, self.dtype, limits)
+        tower = self.tower_spec(modality)
+        return tower_bytes(tower, rows * tower.merge**2, self.projector.spec, self.dtype, limits)
 
 
 def feature_states(layer: object, depth: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -176,12 +177,16 @@ class ConformerConvolution:
         self.layer_norm = build.norm(names.batch_norm, s.inner, EPS, True) if s.layer_norm else None
         self.down = build.linear([names.down], s.inner, [s.width], s.bias)
 
-    def __call__(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+    def __call__(self, x: Tensor, lengths: Sequence[int], padded: Sequence[bool] = ()) -> Tensor:
+        """Return the outputs. `padded`: the items whose last row is padding, which other rows see as zeros; empty: none."""
         x, gate = self.up(self.norm(x)).chunk(2, -1)
         for item in gate.split(lengths):  # per item: sigmoid's bits depend on how threads split a tensor
             item.sigmoid_()
         x = x * gate
         del gate, item  # views of the layer's whole result
+        for end, is_padded in zip(accumulate(lengths), padded, strict=False):
+            if is_padded:
+                x[end - 1] = 0
         out = torch.zeros_like(x)
         add_depthwise_(out, x, self.kernel.weight, lengths, self.kernel.weight.shape[2] // 2)
         del x

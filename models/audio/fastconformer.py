@@ -45,6 +45,8 @@ class FastConformerSpec:
         positions: rows of the longest item.
         scale: factor of the rows before the first layer.
         bias, conv_bias: attention and MLPs, or the convolutions over time, have biases.
+        padding_row: an item is followed by one frame of padding. If the item fills its last row, there is one more row, which
+            takes the mean of all values in attention, and to which no other row attends.
     """
 
     mels: int
@@ -60,13 +62,14 @@ class FastConformerSpec:
     scale: float
     bias: bool
     conv_bias: bool
+    padding_row: bool = False
 
     @property
     def factor(self) -> int:
         return 1 << self.stages
 
     def num_rows(self, frames: int) -> int:
-        return -(-frames // self.factor)
+        return -(-(frames + self.padding_row) // self.factor)
 
 
 def fastconformer_spec(audio: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> FastConformerSpec:
@@ -156,7 +159,13 @@ class FrameMerger:
         return pointwise(out.flatten(0, 1)).relu_().view(rows, bands, -1)
 
 
-def distance_attention(qkv: Tensor, table: Tensor, biases: tuple[StoredTensor, StoredTensor], lengths: Sequence[int]) -> Tensor:
+def distance_attention(
+    qkv: Tensor,
+    table: Tensor,
+    biases: tuple[StoredTensor, StoredTensor],
+    lengths: Sequence[int],
+    padded: Sequence[bool] = (),
+) -> Tensor:
     """Return `[rows, heads * dim]`, where each row attends to all rows of its item.
 
     Args:
@@ -164,11 +173,17 @@ def distance_attention(qkv: Tensor, table: Tensor, biases: tuple[StoredTensor, S
         table: projected `distance_sines`, `[distances, heads, dim]`.
         biases: vectors `[heads, dim]` that are added to queries for products with keys, and with the table.
         lengths: rows of each item.
+        padded: the items whose last row is padding: no other row attends to it, and it takes the mean of all values. Empty:
+            none.
     """
     longest, table = (len(table) + 1) // 2, table.permute(1, 2, 0)  # [heads, dim, distances]
     out = qkv.new_empty(len(qkv), qkv.shape[2] * qkv.shape[3])
-    for rows, target in zip(qkv.split(list(lengths)), out.split(list(lengths)), strict=True):
-        _attend(rows, table[..., longest - len(rows) : longest + len(rows) - 1], biases, target)
+    parts = zip(qkv.split(list(lengths)), out.split(list(lengths)), padded or [False] * len(lengths), strict=True)
+    for rows, target, is_padded in parts:
+        n = len(rows) - is_padded
+        _attend(rows[:n], table[..., longest - n : longest + n - 1], biases, target[:n])
+        if is_padded:
+            target[n] = rows[:, 2].flatten(1).mean(0)
     return out
 
 
@@ -199,10 +214,11 @@ class DistanceAttention:
         self.biases = attention.stored("bias_u", *self.shape), attention.stored("bias_v", *self.shape)
         self.out = attention.linear(["o_proj"], w, [w], s.bias)
 
-    def __call__(self, x: Tensor, lengths: Sequence[int], sines: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, lengths: Sequence[int], sines: Tensor, padded: Sequence[bool] = ()) -> Tensor:
+        """Return the attended rows. `padded`: see `distance_attention`."""
         qkv = self.qkv(self.norm(x)).view(-1, 3, *self.shape)
         table = self.distance(sines).view(-1, *self.shape)
-        out = distance_attention(qkv, table, self.biases, lengths)
+        out = distance_attention(qkv, table, self.biases, lengths, padded)
         del qkv, table
         return self.out(out)
 
@@ -217,10 +233,10 @@ class FastConformerLayer:
         self.second_mlp = ConformerMlp(ConformerMlpSpec(s.width, s.inner, last, s.act, s.bias), build)
         self.norm = build.norm("norm_out", s.width, EPS, True)
 
-    def __call__(self, x: Tensor, lengths: Sequence[int], sines: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, lengths: Sequence[int], sines: Tensor, padded: Sequence[bool]) -> Tensor:
         x = x.add(self.first_mlp(x), alpha=0.5)
-        x += self.attention(x, lengths, sines)
-        x += self.convolution(x, lengths)
+        x += self.attention(x, lengths, sines, padded)
+        x += self.convolution(x, lengths, padded)
         x.add_(self.second_mlp(x), alpha=0.5)
         return self.norm(x)
 
@@ -241,12 +257,13 @@ class FastConformer(TensorModule):
 
     def forward(self, features: Tensor, frames: Sequence[int]) -> Tensor:
         lengths = [self.spec.num_rows(n) for n in frames]
+        padded = [self.spec.padding_row and n % self.spec.factor == 0 for n in frames]
         x = torch.cat([self.merge(item) for item in features.to(self.dtype).split(list(frames))])
         if self.spec.scale != 1.0:
             x *= self.spec.scale
         sines = distance_sines(self.spec.width, max(lengths), x)
         for layer in self.blocks:
-            x = layer(x, lengths, sines)
+            x = layer(x, lengths, sines, padded)
         return x
 
 

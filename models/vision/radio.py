@@ -16,9 +16,11 @@ _SHAPES = {"small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)
 _NAMES = replace(
     BLOCKS,
     patch="patch_generator.embedder",
+    video_patch="patch_generator.video_embedder",
     table="patch_generator.pos_embed",
     class_token="patch_generator.cls_token.token",
     post_norm="norm",
+    scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
 )
 RADIO_PREFIX = "radio_model.model."
 """Prefix of the tower's names, below the prefix of the encoder."""
@@ -43,6 +45,9 @@ def radio_spec(vision: Mapping[str, Any], min_frame: int, merge: int = 1, keep_f
     shape = {**dict(zip(("hidden_size", "num_hidden_layers", "num_attention_heads"), sizes or (), strict=False)), **vision}
     patch, width = positive_int({"patch_size": 16} | shape, "patch_size"), positive_int(shape, "hidden_size")
     largest = positive_int({"cpe_max_size": 2048} | args, "cpe_max_size")
+    joined = positive_int({"video_temporal_patch_size": 1} | shape, "video_temporal_patch_size")
+    if joined > 1 and not vision.get("separate_video_embedder", True):
+        raise ConfigError("separate_video_embedder in vision_config is false, which is not supported with joined frames")
     return TowerSpec(
         depth=positive_int(shape, "num_hidden_layers"),
         width=width,
@@ -54,6 +59,8 @@ def radio_spec(vision: Mapping[str, Any], min_frame: int, merge: int = 1, keep_f
         table=TableSpec(round(largest / patch), "square"),
         registers=_first_rows(args),
         keep_class=keep_first,
+        joined_frames=joined,
+        layer_scale="layerscale_value" in vision,  # a key of transformers' config, whose class has scales
         min_frame=min_frame,
         post_norm=bool(args.get("model_norm", False)),
         names=_NAMES,

@@ -17,6 +17,7 @@ class TowerNames:
     """
 
     patch: str = "patch_embed.proj"
+    video_patch: str = "video_patch_embed.proj"
     table: str = "pos_embed.weight"
     class_token: str = "cls_token"
     patch_norm: str = "post_conv_layernorm"
@@ -108,6 +109,7 @@ class TowerSpec:
             by `heads`.
         inner: width of the MLP; `act`: its activation (of the gate, if `names.mlp` has one).
         patch_dim: numbers per patch: channels x frames x height x width; 0: the input consists of rows, not of patches.
+        joined_frames: a patch of a video is this many frames long and has a projection of its own, unless it is 1.
         merge: patches come in squares of merge x merge, row by row of squares; 1: row by row.
         rms: norms are RMSNorm, otherwise LayerNorm.
         patch_bias, qkv_bias, out_bias, mlp_bias: these projections have a bias.
@@ -159,6 +161,7 @@ class TowerSpec:
     names: TowerNames = BLOCKS
     kv_heads: int = 0
     attention_dim: int = 0
+    joined_frames: int = 1
 
     @property
     def head_dim(self) -> int:

@@ -129,6 +129,9 @@ class VisionTowerParts:
         self.patch: Callable[[Tensor], Tensor] = torch.clone
         if s.patch_dim:
             self.patch = build.linear([names.patch], s.patch_dim, [s.width], s.patch_bias)
+        self.video_patch = self.patch
+        if s.joined_frames > 1:
+            self.video_patch = build.linear([names.video_patch], s.joined_frames * s.patch_dim, [s.width], s.patch_bias)
         self.table = None if s.table is None else build.stored(names.table, s.table.side**2 + s.class_token, s.width)
         shape = (s.registers, s.width) if s.registers else (s.width,)
         self.token = build.stored(names.class_token, *shape) if s.first_rows else None
@@ -169,7 +172,8 @@ class VisionTower(nn.Module):
         """Return one `[rows, width]` per state in `spec.states`, rows in the order of the patches.
 
         Args:
-            patches: `[patches, patch_dim]` (or rows) of all items, frame by frame, in squares of `spec.merge`.
+            patches: `[patches, patch_dim]` (or rows) of all items, frame by frame, in squares of `spec.merge`. Those of videos
+                with joined frames are `[patches, joined_frames * patch_dim]`, and a step of time counts as a frame.
             grids: `(t, h, w)` of each item, in patches; the tiles of an image count as frames.
             trailing: for each item (of one frame), the number of patches that follow those of its grid. They attend to the
                 grid's patches, no patch attends to them, and they have the first position of the table. Empty: none. Not for
@@ -196,7 +200,8 @@ class VisionTower(nn.Module):
 
     def _embed(self, patches: Tensor, grids: Sequence[Grid], trailing: Sequence[int]) -> Tensor:
         parts, s = self.parts, self.spec
-        x = parts.patch(patches)
+        is_joined = s.joined_frames > 1 and patches.shape[1] != s.patch_dim
+        x = parts.video_patch(patches) if is_joined else parts.patch(patches)
         if parts.patch_norm is not None:
             x = parts.patch_norm(x)
         if parts.table is not None and s.table is not None:

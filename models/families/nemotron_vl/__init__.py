@@ -11,8 +11,8 @@ FAMILY = Family(
         "RADIO, its learned rows before the patches of each tile; tiles or, if `vision_config.args` has "
         "`min_num_patches`, images at their own resolution; videos with the number and time of each frame as text; "
         "`video_pruning_rate` of config.json or `hf_overrides` drops the rows of videos that change least (efficient "
-        "video sampling); any text stack"
+        "video sampling); frames joined in groups (`video_temporal_patch_size`); any text stack"
     ),
-    limits="no sound, no frames joined in pairs; an image's patches do not depend on the other images of the prompt",
+    limits="no sound; an image's patches do not depend on the other images of the prompt",
     takes_any_stack=True,
 )

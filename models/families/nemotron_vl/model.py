@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,28 +21,27 @@ from ...text.stacks import replace_parts, stack_of
 from ...tower_model import TowerModel
 from ...vision.pruning import prune_video
 from ...vision.radio import RADIO_PREFIX, RADIO_UNUSED, radio_spec
+from ...vision.spec import TowerSpec
 
 _ENCODER, _DECODER = "vision_model.", "language_model."
 
 
-class LlamaNemotronVL(TowerModel):
-    """Llama-Nemotron-Nano-VL (v1): LayerNorm and biases in the projector."""
+class NemotronVL(TowerModel):
+    """Nemotron-Nano-VL v2: RMSNorm and squared ReLU in the projector, and a decoder with Mamba 2 layers."""
 
-    prefixes = (
+    prefixes: tuple[tuple[str, str], ...] = (
         (_ENCODER + RADIO_PREFIX, "tower."),
         ("mlp1.", "projector."),
         ("language_model.backbone.", _DECODER),
         *TEXT_PREFIXES,
     )
     ignored = tuple(_ENCODER + name for name in RADIO_UNUSED)
-    projector_fields: Mapping[str, Any] = {}
+    projector_fields: Mapping[str, Any] = {"rms": True, "bias": False, "act": "relu2"}
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         if config.get("ps_version", "v2") != "v2":
             raise ConfigError("ps_version in config.json is not v2, so images would be transposed; use a newer checkpoint")
         vision, stack = require(config, "vision_config"), stack_of(config)
-        if vision.get("video_temporal_patch_size", 1) != 1:
-            raise ConfigError("video_temporal_patch_size in vision_config joins frames of videos; only 1 is supported")
         text = decoder_spec(config, stack)
         merge = pixel_shuffle_side(config)
         tower = radio_spec(vision, _min_frame(config, vision), merge)
@@ -57,20 +57,11 @@ class LlamaNemotronVL(TowerModel):
         )
         super().__init__(text, tower, projector, dtype, device)
         self.renames = stack.renames
+        self.pruning_rate = video_pruning_rate(config)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:
             yield replace_parts(name, self.renames) if name.startswith(_DECODER) else name, tensor
-
-
-class NemotronVL(LlamaNemotronVL):
-    """Nemotron-Nano-VL v2: RMSNorm and squared ReLU in the projector, and a decoder with Mamba 2 layers."""
-
-    projector_fields = {"rms": True, "bias": False, "act": "relu2"}
-
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(config, dtype, device)
-        self.pruning_rate = video_pruning_rate(config)
 
     def remove_decoder(self) -> None:
         if self.pruning_rate:
@@ -90,6 +81,10 @@ class NemotronVL(LlamaNemotronVL):
         """Return the most rows that an item has before pruning."""
         return math.ceil((rows + 1) / (1 - self.pruning_rate)) if modality == "video" and self.pruning_rate else rows
 
+    def tower_spec(self, modality: str) -> TowerSpec:
+        spec = self.tower.spec
+        return replace(spec, patch_dim=spec.joined_frames * spec.patch_dim) if modality == "video" else spec
+
     def input_bytes(self, modality: str, rows: int) -> int:
         return super().input_bytes(modality, self._all_rows(modality, rows))
 
@@ -98,6 +93,12 @@ class NemotronVL(LlamaNemotronVL):
         copies = 5 if every != rows else 0  # normed rows and their products, the result
         pruning = copies * every * self.hidden_size * self.dtype.itemsize
         return super().encoder_bytes(modality, every, limits) + pruning
+
+
+class LlamaNemotronVL(NemotronVL):
+    """Llama-Nemotron-Nano-VL (v1): LayerNorm and biases in the projector."""
+
+    projector_fields = {}
 
 
 def _min_frame(config: Mapping[str, Any], vision: Mapping[str, Any]) -> int:

@@ -38,6 +38,7 @@ class LlamaNemotronVLProcessingInfo(TiledInfo):
     default_kwargs: Mapping[str, Any] = {"resample": "pillow"}
     tiles: ClassVar[type[AspectTiles]] = ClosestTiles
     tile_limits: ClassVar[tuple[str, str]] = ("min_num_tiles", "max_num_tiles")  # keys of the preprocessor's JSON
+    unrounded: ClassVar[bool] = False  # see PixelSpec
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
         config, image = files.config, dict(files.image)
@@ -55,7 +56,7 @@ class LlamaNemotronVLProcessingInfo(TiledInfo):
         merge = pixel_shuffle_side(config)
         tile = height_width(config.get("force_image_size") or vision.get("image_size") or 512, "force_image_size")
         tiling = self._video_tiling(tile, patch, merge) if modality == "video" else self._image_tiling(tile, patch, merge)
-        spec = TileSpec(tiling=tiling, patch=patch, merge=merge)
+        spec = TileSpec(tiling=tiling, patch=patch, merge=merge, unrounded=self.unrounded)
         return read_pixel_spec(self.files.image, spec, self.merged_kwargs[modality])
 
     def _image_tiling(self, tile: tuple[int, int], patch: int, merge: int) -> TilingPolicy:
@@ -77,22 +78,24 @@ class LlamaNemotronVLProcessingInfo(TiledInfo):
         return {self.tile_limits[1]: max(1, tiles - 1)}
 
 
-class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
-    """ProcessingInfo of Nemotron-Nano-VL v2. Images have tiles, or a size of their own if `vision_config.args` bounds it."""
+class NemotronVideoInfo(TiledInfo):
+    """Videos, and images whose size `vision_config.args` bounds. Among bases, it is before LlamaNemotronVLProcessingInfo."""
 
-    modalities = ("image", "video")
+    modalities: tuple[str, ...] = ("image", "video")
     prunes_videos = True
-    valid_kwargs = {
+    valid_kwargs: Mapping[str, Any] = {
         "image": (*TILE_KWARGS, "max_num_tiles", "max_num_patches"),
         "video": (*TIME_KWARGS, "fps", "num_frames", "resample"),
     }
     default_kwargs: Mapping[str, Any] = {}
-    tiles = AspectTiles
+    tiles: ClassVar[type[AspectTiles]] = AspectTiles
+    joined_frames = 1
     adds_special_tokens = False
     text_placeholders: Mapping[str, int] = {}
 
     def resolve_token_ids(self) -> None:
         """Find the token that stands for a video. Its id may be outside the vocabulary, because the model never gets it."""
+        self.joined_frames = positive_int_or(self.files.config.get("vision_config") or {}, "video_temporal_patch_size", 1)
         self.pruning_rate = video_pruning_rate(self.files.config)
         token_of_tokenizer = self.files.token_to_id(_VIDEO) if self.files.token_to_id else None
         token = (
@@ -114,7 +117,8 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
         if "min_num_patches" not in args:
             if "max_num_patches" in options:
                 raise ConfigError("max_num_patches is an option of models with dynamic resolution; give max_num_tiles")
-            return super()._image_tiling(tile, patch, merge)
+            cut: TilingPolicy = super()._image_tiling(tile, patch, merge)  # type: ignore[misc]  # of the base that follows
+            return cut
         if "max_num_tiles" in options:
             raise ConfigError("max_num_tiles is an option of models without dynamic resolution; give max_num_patches")
         least = positive_int_or(args, "min_num_patches", 1)
@@ -138,11 +142,14 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
         return FixedSize((side, side))
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """Return the grid. If rows of a video are pruned, the text around its frames counts as rows, too."""
+        """Return the grid, with the times of all frames; joined frames are one step of it.
+
+        If rows of a video are pruned, the text around its frames counts as rows, too.
+        """
         grid = super().geometry(header)
         if header.frames is None:
             return grid
-        grid = replace(grid, times=_times(header.frames))
+        grid = replace(grid, t=-(-grid.t // self.joined_frames), times=_times(header.frames))
         if not self.pruning_rate:
             return grid
         text = sum(len(part) + 1 for part in self._frame_texts(grid.times))
@@ -150,8 +157,14 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
         return replace(grid, extra=text + rows - grid.num_embeds)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """Return the tensors of the base. Videos with pruned rows have `text_ids` and `text_lengths`: see `prune_video`."""
+        """Return the tensors of the base. The patches of joined frames follow each other in `pixel_values`.
+
+        Videos with pruned rows have `text_ids` and `text_lengths`: see `prune_video`.
+        """
         kwargs, grid = super().process(item, dtype)
+        if isinstance(item, VideoItem) and self.joined_frames > 1:
+            patches = _joined(torch.as_tensor(kwargs["pixel_values"].data), len(item.frames), self.joined_frames)
+            kwargs = {**kwargs, "pixel_values": FieldElem(patches, FlatField())}
         if not isinstance(item, VideoItem) or not self.pruning_rate:
             return kwargs, grid
         end, texts = self.special_token_id("</img>"), self._frame_texts(grid.times)
@@ -170,7 +183,7 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Return `<img>`, the rows and `</img>`; for a video, the same for each frame after its number and time."""
         if modality == "image":
-            return super().span(modality, geometry)
+            return super().span(modality, geometry)  # type: ignore[safe-super]
         if self.pruning_rate:
             return build_span([geometry.num_embeds], self.placeholder_ids["image"])
         pieces: list[Piece] = []
@@ -179,8 +192,10 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
         return build_span(pieces, self.placeholder_ids["image"])
 
     def _frame_texts(self, times: Sequence[float]) -> list[tuple[int, ...]]:
-        """Return the tokens before the rows of each frame."""
-        texts = (f"{chr(10) * (i > 0)}Frame {i + 1} sampled at {time:.2f} seconds: " for i, time in enumerate(times))
+        """Return the tokens before the rows of each frame, or of each group of joined frames."""
+        steps = [f"rame {i + 1} sampled at {time:.2f} seconds" for i, time in enumerate(times)]
+        groups = (steps[first : first + self.joined_frames] for first in range(0, len(steps), self.joined_frames))
+        texts = (f"{chr(10) * (i > 0)}F{' and f'.join(group)}: " for i, group in enumerate(groups))
         return [(*self.encode(text), self.special_token_id("<img>")) for text in texts]
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
@@ -188,9 +203,22 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
         if modality == "video" and self.pruning_rate:  # the rows include text
             rows = rows * grid[1] * grid[2] // (grid[1] * grid[2] + _FRAME_TEXT * self.specs[modality].merge ** 2)
         if not isinstance(tiling, PatchRange):
-            return super().shrink_kwargs(modality, grid, rows)
+            kwargs = super().shrink_kwargs(modality, grid, rows)
+            return {"num_frames": self.joined_frames * kwargs["num_frames"]} if kwargs and modality == "video" else kwargs
         most = rows * tiling.multiple**2
         return {"max_num_patches": most} if most >= 2 * tiling.min_patches else None
+
+
+class NemotronVLProcessingInfo(NemotronVideoInfo, LlamaNemotronVLProcessingInfo):
+    """ProcessingInfo of Nemotron-Nano-VL v2. Images have tiles, or a size of their own if `vision_config.args` bounds it."""
+
+
+def _joined(patches: torch.Tensor, frames: int, joined: int) -> torch.Tensor:
+    """Join the patches of adjacent frames: `[frames * n, dim]` to `[groups * n, joined * dim]`. The last frame is repeated."""
+    planes = patches.view(frames, -1, patches.shape[1])
+    planes = torch.cat((planes, planes[-1:].expand(-frames % joined, -1, -1)))
+    groups = planes.view(-1, joined, *planes.shape[1:])  # [groups, joined, n, dim]
+    return groups.transpose(1, 2).reshape(-1, joined * patches.shape[1])
 
 
 def _times(frames: FramePlan) -> tuple[float, ...]:
