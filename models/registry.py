@@ -185,6 +185,7 @@ _NAMES: dict[str, str] = {
     "moss_transcribe": "MossTranscribeDiarizeForConditionalGeneration",
     "nemotron_asr_streaming": "NemotronAsrStreamingForRNNT",
     "nemotron_embed": "LlamaNemotronVLForSequenceClassification LlamaNemotronVLModel",
+    "nemotron_omni": ("NemotronH_Nano_Omni_Reasoning_V3 NemotronH_Omni_Reasoning_V3 NemotronH_Super_Omni_Reasoning_V3"),
     "nemotron_parse": "NemotronParseForConditionalGeneration",
     "nemotron_vl": "Llama_Nemotron_Nano_VL NemotronH_Nano_VL_V2",
     "nvlm_d": "NVLM_D",
