@@ -155,7 +155,7 @@ class _Transformer(TensorModule):
 
     def forward(self, x: Tensor, start: int, past: Past) -> Tensor:
         """Run frames `[n, width]`, the first of which has the position `start`."""
-        cos, sin, _ = self.rotary(torch.arange(start, start + len(x), device=x.device)[None])
+        cos, sin, *_ = self.rotary(torch.arange(start, start + len(x), device=x.device)[None])
         for block in self.blocks:
             x = block(x, (cos, sin), past)
         return self.last_norm[0](x)

@@ -27,6 +27,7 @@ from .spec import (
     DecoderSpec,
     LatentSpec,
 )
+from .tau import TauFactors, tau_bytes
 
 _SPLIT_KV_BYTES = 64 << 20  # 256 multiprocessors with two tiles of at most 128 KiB each
 
@@ -92,6 +93,7 @@ class DecoderAttention(TensorModule, Convertible):
         kind = "full" if spec.window is None else "chunk" if spec.chunked else "window"
         self.cache_spec = CacheSpec(kind, kv_heads, dim, dtype, spec.window, answer_window=spec.answer_window)
         self.clip = spec.clip
+        self.tau = TauFactors(spec, dtype, device) if spec.tau else None
         if spec.qk_norm == "centered":
             self.q_norm, self.k_norm = (HeadNorms(count, dim, stack.eps, dtype, device) for count in (heads, kv_heads))
         elif spec.qk_norm is not None:
@@ -120,6 +122,8 @@ class DecoderAttention(TensorModule, Convertible):
 
     def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         projected = self._project(x if self.in_scale == 1.0 else x * self.in_scale)
+        if self.tau is not None and cos_sin is not None and cos_sin.positions is not None:
+            self.tau.scale_(projected, cos_sin.positions)
         projected, head_gates = projected.tensor_split((projected.shape[1] - self.qkv_heads[0] * self.head_gate,), 1)
         projected = projected.unflatten(1, (-1, self.dim))
         if self.keys_as_values:
@@ -174,7 +178,7 @@ class DecoderAttention(TensorModule, Convertible):
 def _ranks_of(spec: AttentionSpec) -> Ranks | None:
     """Return the ranks that divide the heads; None if each has all of them, because a norm or a projection mixes them."""
     ranks = current_ranks()
-    if ranks is None or spec.query_latent is not None or spec.qk_norm in ("all", "centered"):
+    if ranks is None or spec.query_latent is not None or spec.qk_norm in ("all", "centered") or spec.tau:
         return None
     kv_heads_fit = ranks.divides(spec.kv_heads) or ranks.size % spec.kv_heads == 0
     return ranks if ranks.divides(spec.heads) and kv_heads_fit else None
@@ -228,6 +232,8 @@ def attention_bytes(width: int, a: AttentionSpec, ops: OpBytes, adapters: Adapte
         normed = first + latent * s + max(ops.norm(latent, True), ops.linear(latent, q, rows))
         peak = max(peak if adapters.first else 0, ops.linear(width, latent + 2 * kv, rows), normed, first + expanded + joined)
         qkv = joined
+    if a.tau:
+        peak = max(peak, qkv + tau_bytes(a, ops))
     if a.keys_as_values:
         peak, qkv = max(peak, qkv + (q + 2 * kv) * s), (q + 2 * kv) * s
     last = max(ops.linear(q, width, ops.limits.rows), ops.linear_result(width, ops.limits.rows) + adapters.last)

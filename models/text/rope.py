@@ -18,11 +18,12 @@ from .spec import RopeSpec
 
 
 class CosSin(NamedTuple):
-    """Cosines and sines of a step's rows, float32 `[rows, dim / 2]` each, and factors of their queries `[rows]`."""
+    """Cosines and sines of a step's rows, float32 `[rows, dim / 2]` each, factors of their queries, and positions, `[rows]`."""
 
     cos: Tensor
     sin: Tensor
     query_scale: Tensor | None = None
+    positions: Tensor | None = None
 
 
 class Rotary:
@@ -39,7 +40,7 @@ class Rotary:
         cos, sin = rotary_cos_sin(positions, self.frequencies, self.axes)
         if self.factor != 1.0:
             cos, sin = cos * self.factor, sin * self.factor
-        return CosSin(cos, sin, self._query_scale(positions[0]))
+        return CosSin(cos, sin, self._query_scale(positions[0]), positions[0])
 
     def _query_scale(self, positions: Tensor) -> Tensor | None:
         """Return factors of queries that grow with the logarithm of the position beyond the trained length."""

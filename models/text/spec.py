@@ -60,6 +60,7 @@ class AttentionSpec:
         in_scale: factor of the input. out_scale: of the output.
         query_latent: width of the compressed queries, which are normed and projected to all heads; None: queries are
             projected directly.
+        tau: queries and values are multiplied by a factor per head, which depends on the row and its position (`text.tau`).
         clip: projected (and normed) queries, keys and values are clamped to this size; None: they are not.
     """
 
@@ -88,6 +89,7 @@ class AttentionSpec:
     query_latent: int | None = None
     clip: float | None = None
     answer_window: int | None = None
+    tau: bool = False
 
     @property
     def projection_size(self) -> int:

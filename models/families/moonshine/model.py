@@ -77,7 +77,7 @@ class MoonshineEncoder(nn.Module):
         items = [self._convolve(part) for part in samples.to(self.dtype).split(list(lengths))]
         rows = [len(item) for item in items]
         x = torch.cat(items)
-        cos, sin, _ = self.rotary(torch.cat([torch.arange(n, device=x.device) for n in rows])[None])
+        cos, sin, *_ = self.rotary(torch.cat([torch.arange(n, device=x.device) for n in rows])[None])
         for layer in self.layers:
             x = layer(x, rows, (cos, sin))
         return list(self.layer_norm(x).split(rows))
