@@ -54,7 +54,7 @@ class Row:
         options: arguments of vLLM's `LLM`.
         constants: "module:attribute" of vLLM -> the value of the suite's checkpoint, where vLLM does not read it from files.
         variant: arguments of the row's `build`.
-        zeroed: tensor -> index of a row that is set to zero for both engines, because vLLM does not add it.
+        zeroed: tensor -> index of a row that is set to zero for both engines, because vLLM does not add it; None: all rows.
         reversed_rows: tensor -> number of its last rows whose order is reversed for vLLM, which reads them so.
         sizes: sizes of items in place of those of the suite; they are used in turn.
         note: why the outputs differ, or what is compared.
@@ -70,7 +70,7 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     variant: Mapping[str, Any] = field(default_factory=dict)
-    zeroed: Mapping[str, int] = field(default_factory=dict)
+    zeroed: Mapping[str, int | None] = field(default_factory=dict)
     reversed_rows: Mapping[str, int] = field(default_factory=dict)
     sizes: Sequence[tuple[int, ...]] = ()
     note: str = ""
@@ -110,6 +110,14 @@ ROWS = [
         constants={f"{KIMI}MEDIA_BEGIN": 627, f"{KIMI}TEXT_BLANK": 628, f"{KIMI}MEDIA_END": 629},
         zeroed={"model.embed_tokens.weight": 628},
         note="text only, the blank's embedding is zero: vLLM adds no second stream of tokens, and uses GELU instead of SiLU",
+    ),
+    Row(
+        "moondream3",
+        ("", ""),
+        text={"def": "<|endoftext|>def"},
+        shared={"config": {"tokenizer": {"bos_id": 626, "answer_id": 1}}},
+        zeroed={"model.text.lm_head.bias": None},
+        note="text only, without the head's bias: vLLM leaves it out, and its attention on a CPU is causal in images",
     ),
     Row(
         "nemotron_vl",

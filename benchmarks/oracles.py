@@ -42,7 +42,8 @@ def write_requests(row: Row, folder: Path) -> None:
     suite.save(suite_row, folder / "model", seed=1, **row.variant)
     merge(folder / "model" / "config.json", row.shared)
     for name, place in row.zeroed.items():
-        change_rows(folder / "model" / "model.safetensors", name, slice(place, place + 1), lambda rows: rows * 0)
+        rows = slice(None) if place is None else slice(place, place + 1)
+        change_rows(folder / "model" / "model.safetensors", name, rows, lambda stored: stored * 0)
     prompts = []
     for number, case in enumerate(row.cases):
         sizes = [row.sizes[i % len(row.sizes)] for i in range(len(case))] if row.sizes else None

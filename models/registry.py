@@ -181,6 +181,7 @@ _NAMES: dict[str, str] = {
     "mllama": "MllamaForConditionalGeneration",
     "molmo": "MolmoForCausalLM OLMoForCausalLM/molmo",
     "molmo2": "Molmo2ForConditionalGeneration",
+    "moondream3": "HfMoondream Moondream3ForCausalLM",
     "moonshine": "MoonshineForConditionalGeneration MoonshineStreamingForConditionalGeneration",
     "moss_transcribe": "MossTranscribeDiarizeForConditionalGeneration",
     "nemotron_asr_streaming": "NemotronAsrStreamingForRNNT",
