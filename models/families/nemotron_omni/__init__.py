@@ -14,6 +14,6 @@ FAMILY = Family(
         "audio up to the encoder's `max_position_embeddings` rows (6:40), in one piece; an image's patches do not depend on "
         "the other images of the prompt"
     ),
-    other_tests="tests/processors/families/test_nemotron_omni.py",
+    other_tests="tests/models/families/test_nemotron_omni.py, tests/processors/families/test_nemotron_omni.py",
     takes_any_stack=True,
 )
