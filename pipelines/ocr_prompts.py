@@ -85,6 +85,7 @@ PROMPTS: Mapping[str, OcrPrompt] = {
     "paddleocr-formula": OcrPrompt("Formula Recognition:"),
     "paddleocr-table": OcrPrompt("Table Recognition:"),
     "paddleocr-text": OcrPrompt("OCR:"),
+    "unlimited-parsing": OcrPrompt("document parsing."),
 }
 
 

@@ -1,4 +1,4 @@
-"""Boxes between tags: `<ref>label</ref><box>...</box>` of Qwen2-VL, InternVL, DeepSeek-OCR and MinerU.
+"""Boxes between tags: `<ref>label</ref><box>...</box>` of Qwen2-VL, InternVL, DeepSeek-OCR, Unlimited-OCR and MinerU.
 
 Sources: the model cards; the publisher's post-processing of MinerU; DeepSeek-OCR's post-processing divides by 999.
 """
@@ -14,6 +14,7 @@ from .element import Element, ImageScale, numbers_of
 from .tables import read_table
 
 _TURNED = re.compile(r"<\|rotate_(up|right|down|left)\|>")
+_LABEL = re.compile(r"\s*([A-Za-z][\w -]*?)\s*(?=\[)")  # before the numbers of a box
 _TOKEN = re.compile(r"<\|[^<>|]{1,40}\|>")
 _ANGLES = {"up": 0, "right": 90, "down": 180, "left": 270}  # the side that the top of the content points to
 
@@ -27,6 +28,7 @@ class TagStyle:
         units: units along each side of the image.
         has_text: the text from a tag of boxes to the next tag is the content of its first box.
         label_follows: a label comes after its box, and a token for the rotation of its content may come after the label.
+        label_inside: a box may begin with its label, such as `title [1, 2, 3, 4]` (Unlimited-OCR).
         content: tags of the content of the box before them; empty: the format has none.
     """
 
@@ -35,6 +37,7 @@ class TagStyle:
     units: float = 1000.0
     has_text: bool = False
     label_follows: bool = False
+    label_inside: bool = False
     content: tuple[str, ...] = ()
 
 
@@ -42,7 +45,7 @@ OBJECT_REF_BOX = TagStyle(("<|object_ref_start|>", "<|object_ref_end|>"), ("<|bo
 BOX_REF = TagStyle(("<|ref_start|>", "<|ref_end|>"), ("<|box_start|>", "<|box_end|>"), label_follows=True)
 BOX_REF_MD = replace(BOX_REF, content=("<|md_start|>", "<|md_end|>"))
 REF_BOX = TagStyle(("<ref>", "</ref>"), ("<box>", "</box>"))
-REF_DET = TagStyle(("<|ref|>", "<|/ref|>"), ("<|det|>", "<|/det|>"), 999.0, has_text=True)
+REF_DET = TagStyle(("<|ref|>", "<|/ref|>"), ("<|det|>", "<|/det|>"), 999.0, has_text=True, label_inside=True)
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,10 @@ def find_tagged(text: str, scale: ImageScale, style: TagStyle) -> Iterator[Eleme
                 )
                 places[-1] = replace(places[-1], label=label, angle=angle, span=span)
         elif pair == style.box:
-            numbers, content = numbers_of(inside), after.strip() if style.has_text else ""
-            name = "" if style.label_follows else label
+            named = _LABEL.match(inside) if style.label_inside else None
+            numbers = numbers_of(inside[named.end() :] if named else inside)
+            content = after.strip() if style.has_text else ""
+            name = named[1] if named else "" if style.label_follows else label
             start = label_start if name and label_start >= 0 and not parts[at - 1].strip() else starts[at]
             span, label_start = (start, starts[at + 4] if style.has_text else starts[at + 3]), -1
             places += [_Place(name, numbers[i : i + 4], "" if i else content, span) for i in range(0, len(numbers) - 3, 4)]

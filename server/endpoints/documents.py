@@ -18,6 +18,7 @@ from ...pipelines.documents.api import PageDone
 from ...pipelines.documents.blocks import Document
 from ...pipelines.documents.pictures import page_picture
 from ...pipelines.documents.projections import Projected, page_fields, project
+from ...pipelines.documents.searchable import searchable_pdf
 from ...pipelines.option_types import ReadKeywords
 from ..events import to_event
 from ..forms import read_form
@@ -34,8 +35,9 @@ _TYPES = {
     "docling": "application/json",
     "hocr": "application/xhtml+xml",
     "alto": "application/xml",
+    "pdf": "application/pdf",
 }
-"""Content types of `TextFormat`."""
+"""Content types of `DocumentFormat`."""
 
 
 async def documents(request: Request) -> Response:
@@ -63,15 +65,16 @@ async def _read(request: Request, form: DocumentForm, data: bytes, name: str) ->
         events = _events(server, form, data, name, options)
         return await open_stream(request, events, partial(_resume, events), with_done=False)
     (document,) = await unless_disconnected(request, server.llm.read(data, **options))
-    return await asyncio.to_thread(_response, server, form, document, name)  # a document may be large
+    return await asyncio.to_thread(_response, server, form, document, data, name)  # a document may be large
 
 
-def _response(server: Server, form: DocumentForm, document: Document, name: str) -> Response:
-    fields = _fields(server, form, document, name)
+def _response(server: Server, form: DocumentForm, document: Document, data: bytes, name: str) -> Response:
     if form.response_format == "json":
-        return JSONResponse(fields)
+        return JSONResponse(_fields(server, form, document, data, name))
+    _raise_error(document)
+    content = _content(server, document, data, name, form.response_format)
     headers = {"Content-Security-Policy": "sandbox"}  # a page of somebody else's text gets no rights of this server
-    return Response(fields["content"], headers=headers, media_type=_TYPES[form.response_format])
+    return Response(content, headers=headers, media_type=_TYPES[form.response_format])
 
 
 def _options(request: Request, form: DocumentForm) -> ReadKeywords:
@@ -88,14 +91,13 @@ def _options(request: Request, form: DocumentForm) -> ReadKeywords:
     return options
 
 
-def _fields(server: Server, form: DocumentForm, document: Document, name: str) -> dict[str, Any]:
+def _fields(server: Server, form: DocumentForm, document: Document, data: bytes, name: str) -> dict[str, Any]:
     """Return the object of a document that was read: its pages, or its content in another format.
 
     Raises:
-        SensoriumError: it could not be opened.
+        SensoriumError: it could not be opened, or no searchable PDF can be made of it.
     """
-    if document.error is not None:
-        raise document.error.exception()
+    _raise_error(document)
     head = {
         "id": new_id("doc-"),
         "object": "document",
@@ -105,13 +107,26 @@ def _fields(server: Server, form: DocumentForm, document: Document, name: str) -
     }
     head |= {"page_count": len(document.pages), "failed_pages": [page.number for page in document.failed]}
     if form.response_format != "json":
-        return {**head, "content": _content(document, name, form.response_format)}
-    contents = {output_format: _content(document, name, output_format) for output_format in form.include}
+        return {**head, "content": _json_content(server, document, data, name, form.response_format)}
+    contents = {other: _json_content(server, document, data, name, other) for other in form.include}
     return {**head, "pages": [page_fields(page) for page in document.pages], **({"contents": contents} if contents else {})}
 
 
-def _content(document: Document, name: str, output_format: str) -> str:
+def _raise_error(document: Document) -> None:
+    if document.error is not None:
+        raise document.error.exception()
+
+
+def _content(server: Server, document: Document, data: bytes, name: str, output_format: str) -> bytes | str:
+    """Return a document in a format of `DocumentFormat`: bytes if that is PDF."""
+    if output_format == "pdf":
+        return searchable_pdf(data, document.pages, server.engine.config.media)
     return "".join(project(Projected(name, None, document.pages), output_format))
+
+
+def _json_content(server: Server, document: Document, data: bytes, name: str, output_format: str) -> str:
+    content = _content(server, document, data, name, output_format)
+    return content if isinstance(content, str) else base64.b64encode(content).decode()
 
 
 async def _events(
@@ -141,7 +156,7 @@ async def _events(
                 fields |= await asyncio.to_thread(_image, server, data, page.page, form.page_image_size, options["cache_salt"])
             yield fields
         (document,) = await work
-        yield await asyncio.to_thread(_last_event, server, form, document, name)
+        yield await asyncio.to_thread(_last_event, server, form, document, data, name)
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -158,8 +173,8 @@ def _error(error: ErrorInfo | None) -> dict[str, Any] | None:
     return None if error is None else {"code": error.code, "message": error.message}
 
 
-def _last_event(server: Server, form: DocumentForm, document: Document, name: str) -> str:
-    return to_event({"type": "document.done", "document": _fields(server, form, document, name)})
+def _last_event(server: Server, form: DocumentForm, document: Document, data: bytes, name: str) -> str:
+    return to_event({"type": "document.done", "document": _fields(server, form, document, data, name)})
 
 
 async def _resume(

@@ -10,18 +10,20 @@ from .body import Body
 
 TextFormat = Literal["md", "txt", "html", "csv", "docling", "hocr", "alto"]
 """Formats of a document as one text."""
+DocumentFormat = Literal["pdf"] | TextFormat
+"""`TextFormat`, and searchable PDFs, which are base64 in JSON and in events."""
 
 
 class DocumentForm(Body):
     """Values of a form are texts, so numbers are converted."""
 
     model_config = ConfigDict(strict=False)
-    response_format: Literal["json"] | TextFormat = "json"
+    response_format: Literal["json"] | DocumentFormat = "json"
     pages: str | None = Field(None, max_length=4096)
     text_layer: Literal["auto", "always", "never"] = "auto"
     question: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     stream: bool = False
-    include: tuple[TextFormat, ...] = ()
+    include: tuple[DocumentFormat, ...] = ()
     page_image_size: int | None = Field(None, ge=64, le=2048)
     cache_salt: str | None = None

@@ -151,6 +151,12 @@ REF_DET = (
     "<|det|>[[0, 100, 999, 200], [0, 300, 999, 400]]<|/det|>\none\n\n## two\n\n"
     "<|ref|>equation<|/ref|><|det|>[[0, 400, 999, 500]]<|/det|>\n\\[ x \\]<｜end▁of▁sentence｜>"
 )
+UNLIMITED = (
+    "<|det|>title [0, 0, 999, 100]<|/det|># Hello\n\n<|det|>text [0, 100, 999, 200]<|/det|>\none\n\n"
+    "<|det|>image [0, 200, 999, 300]<|/det|>\n<|det|>image_caption [0, 300, 999, 320]<|/det|>Figure 1\n"
+    "<|det|>table [0, 320, 999, 400]<|/det|><table><tr><td>a</td><td>b</td></tr></table>\n"
+    "<|det|>equation [0, 400, 999, 500]<|/det|>\\[ x \\]<|det|>page_number [0, 900, 999, 950]<|/det|>7<｜end▁of▁sentence｜>"
+)
 DOTS = json.dumps(
     [
         {"bbox": [0, 0, 1000, 100], "category": "Page-header", "text": "Journal"},
@@ -191,6 +197,19 @@ FORMATS: dict[str, tuple[str | None, str, list[tuple[Any, ...]]]] = {
         "ref_det",
         REF_DET,
         [("heading", 1, "Hello"), ("paragraph", "one"), ("heading", 2, "two"), ("formula", "x")],
+    ),
+    "unlimited-ocr": (
+        "ref_det",
+        UNLIMITED,
+        [
+            ("heading", 1, "Hello"),
+            ("paragraph", "one"),
+            ("picture", ""),
+            ("caption", "Figure 1"),
+            ("table", "a\tb"),
+            ("formula", "x"),
+            ("page_footer", "7"),
+        ],
     ),
     "dots": (
         "resized_json",

@@ -18,7 +18,7 @@ from sensorium.server.endpoints import documents
 from sensorium.server.state import Server
 from waiting import assert_idle, wait_until
 
-pytest.importorskip("pypdfium2")
+pypdfium2 = pytest.importorskip("pypdfium2")
 LINE = TINY.parent / "media" / "line1.png"
 ANSWER = json.loads((LINE.parent / "answers.json").read_text("utf-8"))["line1.png"]["answer"]
 PDF = text_pdf([["# Title", "the text of the first page"], ["the text of the second page"]])
@@ -74,6 +74,36 @@ def test_other_formats(http, name, content_type, start):
     assert ("Title" in response.text) is (name != "csv")  # the document has no table
 
 
+def pages_of(data):
+    """Return the texts and the sizes of the pages of a PDF."""
+    with pypdfium2.PdfDocument(data) as pdf:
+        return [(page.get_textpage().get_text_bounded(), page.get_size()) for page in pdf]
+
+
+def test_searchable_pdfs(http):
+    response = post(http, LINE.read_bytes(), "line.png", response_format="pdf")
+    assert response.headers["content-type"] == "application/pdf"
+    ((text, size),) = pages_of(response.content)
+    with Image.open(LINE) as picture:
+        assert (" ".join(text.split()), size) == (" ".join(ANSWER.split()), picture.size)
+    assert pages_of(post(http, PDF, response_format="pdf").content) == pages_of(PDF)  # text layers get no second text
+
+
+def test_searchable_pdfs_in_json_and_events_are_base64(http):
+    fields = {"include[]": "pdf", "text_layer": "never", "max_tokens": "4"}
+    found = post(http, LINE.read_bytes(), "line.png", **fields).json()
+    assert base64.b64decode(found["contents"]["pdf"]).startswith(b"%PDF-")
+    *_, done = events(post(http, PDF, stream="true", response_format="pdf"))
+    assert pages_of(base64.b64decode(done["document"]["content"])) == pages_of(PDF)
+
+
+def test_no_searchable_pdf_is_made_of_text(http):
+    response = post(http, b"# A title\n\nSome text.\n", "a.md", response_format="pdf")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "unsupported")
+    streamed = post(http, b"# A title\n\nSome text.\n", "a.md", response_format="pdf", stream="true").text
+    assert json.loads(streamed.rpartition("data: ")[2])["error"]["code"] == "unsupported"
+
+
 def test_the_model_reads_pictures(http):
     assert post(http, LINE.read_bytes(), "line.png", response_format="txt").text == f"{ANSWER}\n"
     (page,) = post(http, text_pdf([["a page"]]), text_layer="never", max_tokens="2").json()["pages"]
@@ -101,7 +131,8 @@ def test_events(http):
         (PDF, {"pages": "9"}, "over_limit", "pages"),
         (PDF, {"pages": "x"}, "invalid_value", "pages"),
         (PDF, {"pages": ",".join(["1"] * 4096)}, "invalid_input", "pages"),
-        (PDF, {"response_format": "pdf"}, "invalid_input", "response_format"),
+        (PDF, {"response_format": "docx"}, "invalid_input", "response_format"),
+        (b"%PDF-1.7", {"response_format": "pdf"}, "invalid_media", None),
         (PDF, {"max_tokens": "0"}, "invalid_input", "max_tokens"),
         (PDF, {"model": "other"}, "model_not_found", "model"),
     ],

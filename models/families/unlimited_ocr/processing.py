@@ -13,8 +13,8 @@ class UnlimitedOcrProcessingInfo(DeepseekOcr2ProcessingInfo):
     """ProcessingInfo of Unlimited-OCR."""
 
     row_layout = replace(V1, max_tiles=32, shrinks_uncut=False)
-    element_format = ""
-    ocr_prompts = ()
+    ocr_prompts = ("unlimited-parsing",)
+    chat_template = DeepseekOcr2ProcessingInfo.chat_template.replace("<image>\\n", "<image>")
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         """Return options for fewer tiles, or for only the whole image; None if this is too large."""

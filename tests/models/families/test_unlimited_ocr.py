@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from family import load_rows, save
+from oracle import fast_tokenizer
 from sensorium import LLM
 from sensorium.callers.errors import ConfigError
 from sensorium.mm.types import MediaHeader
 from sensorium.models.families.unlimited_ocr.model import UnlimitedOcr
 from sensorium.models.families.unlimited_ocr.processing import UnlimitedOcrProcessingInfo
+from sensorium.pipelines.ocr_prompts import PROMPTS
 from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.text.chat import render_chat
+from sensorium.processors.text.tokenizer import Tokenizer
 
 TEXT = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 96,
@@ -43,3 +47,10 @@ def test_an_image_that_is_not_cut_is_as_large_as_a_whole_one() -> None:
         for options in ({"crop_to_patches": False}, {})
     ]
     assert rows == [16 * 17 + 1, 16 * 17 + 1 + 30 * (2 * 10 + 1)]
+
+
+def test_the_prompt_follows_its_image_without_a_line_break(tmp_path: Path) -> None:
+    fast_tokenizer(["<image>", "<bos>"], bos_token="<bos>").save_pretrained(tmp_path)
+    parts = [{"type": "image", "image": b"page"}, {"type": "text", "text": PROMPTS["unlimited-parsing"].text}]
+    chat = render_chat([{"role": "user", "content": parts}], UnlimitedOcrProcessingInfo.chat_template, Tokenizer(tmp_path))
+    assert chat.text == "<bos><image>document parsing."

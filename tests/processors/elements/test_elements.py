@@ -60,6 +60,7 @@ BOXES = [
     ("image_boxes", "text ![cup](image_1.png)100,200,300,400\n\nA cup, 5,6,7,8", "image", box(20, 20, 60, 40)),
     ("ref_box", "<ref>cup</ref><box>[[100, 200, 300, 400]]</box>", "cup", box(20, 20, 60, 40)),
     ("ref_det", "<|ref|>cup<|/ref|><|det|>[[0, 0, 999, 999]]<|/det|>", "cup", WHOLE),
+    ("ref_det", "<|det|>h1 title [0, 0, 999, 999]<|/det|>Hello", "h1 title", WHOLE),
     ("loc_tokens", "<loc0256><loc0512><loc0768><loc1023> cup ; dog", "cup", box(100, 25, 199.8, 75)),
     ("doctags", "<doctag><picture><loc_50><loc_100><loc_150><loc_200></picture></doctag>", "picture", box(20, 20, 60, 40)),
 ]
