@@ -1,7 +1,8 @@
 """Measure character error rates of reading without a downloaded model: `python -m benchmarks.reading_tiers --write`.
 
 Needs the extra `documents` and the fonts DejaVu and Liberation (Debian: fonts-dejavu, fonts-liberation). tesseract runs beside
-them if it is in PATH, with the languages eng, deu and fra that it has.
+them if it is in PATH, or else if the package tesserocr is installed (TESSDATA_PREFIX names the folder of its data), with the
+languages eng, deu and fra that it has.
 """
 
 from __future__ import annotations
@@ -131,14 +132,14 @@ def rapidocr_reader() -> Reader:
 
 
 def tesseract_reader() -> Reader | None:
-    """Return tesseract as a reader, None if it is not installed."""
+    """Return tesseract as a reader, None if neither its program nor tesserocr is installed."""
     program = shutil.which("tesseract")
     if program is None:
-        return None
+        return tesserocr_reader()
     from PIL import Image
 
     installed = subprocess.run([program, "--list-langs"], capture_output=True, text=True, check=True).stdout.split()
-    languages = "+".join(name for name in ("eng", "deu", "fra") if name in installed)
+    languages = joined_languages(installed)
 
     def read(pixels: NDArray[np.uint8]) -> str:
         with tempfile.NamedTemporaryFile(suffix=".png") as file:
@@ -147,6 +148,32 @@ def tesseract_reader() -> Reader | None:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     return read
+
+
+def tesserocr_reader() -> Reader | None:
+    """Return the library of tesseract as a reader, None if tesserocr is not installed or has no data of a language."""
+    try:
+        import tesserocr
+    except ImportError:
+        return None
+    from PIL import Image
+
+    folder, installed = tesserocr.get_languages()
+    languages = joined_languages(installed)
+    if not languages:
+        return None
+    engine = tesserocr.PyTessBaseAPI(path=folder, lang=languages, psm=tesserocr.PSM.AUTO)  # as the program reads
+
+    def read(pixels: NDArray[np.uint8]) -> str:
+        engine.SetImage(Image.fromarray(pixels))
+        return str(engine.GetUTF8Text())
+
+    return read
+
+
+def joined_languages(installed: Sequence[str]) -> str:
+    """Return the languages of the pages that tesseract has data of, as it takes them."""
+    return "+".join(name for name in ("eng", "deu", "fra") if name in installed)
 
 
 def layer_text(page: TruePage) -> str:
