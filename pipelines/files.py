@@ -76,7 +76,7 @@ def local_files(path: str, modality: str, suffixes: Iterable[str] = ()) -> list[
     """Return the files of a folder or those that match a pattern, sorted by name; the path itself if it is neither.
 
     Raises:
-        InputError: there are none.
+        InputError: there are none, or the folder cannot be read.
     """
     if not path:
         raise InputError("the path is empty; give a file, a folder or a pattern", param=modality)
@@ -89,7 +89,15 @@ def local_files(path: str, modality: str, suffixes: Iterable[str] = ()) -> list[
     if not is_folder and (exists or not glob.has_magic(path)):
         return [path]
     pattern = f"{glob.escape(expanded)}/*" if is_folder else expanded
-    files = sorted(file for file in glob.glob(pattern, recursive=True) if Path(file).is_file())
+    try:
+        if is_folder:
+            os.scandir(expanded).close()  # glob takes a folder that cannot be read for an empty one
+        files = sorted(file for file in glob.glob(pattern, recursive=True) if Path(file).is_file())
+    except OSError as error:
+        reason = (
+            f"the files of {short_repr(path)} cannot be listed ({error.strerror}); change the folder's rights, or give another"
+        )
+        raise InputError(reason, param=modality, code="invalid_media") from None
     if is_folder:
         files = [file for file in files if Path(file).suffix[1:].lower() in suffixes]
     if not files and is_folder:

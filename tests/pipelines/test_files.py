@@ -252,3 +252,16 @@ def test_an_empty_path() -> None:
     with pytest.raises(InputError, match="the path is empty") as caught:
         local_files("", "image")
     assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "image")
+
+
+@pytest.mark.parametrize("denied", ["the folder", "its files"])
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path, monkeypatch, denied):
+    (tmp_path / "a.png").write_bytes(b"")
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(*((os, "scandir") if denied == "the folder" else (Path, "is_file")), refuse)
+    with pytest.raises(InputError) as caught:
+        local_files(str(tmp_path), "image")
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_media", "image")
