@@ -14,6 +14,8 @@ static const bool WIDE = VECTORS * LANES == 64;  // a panel fills the registers:
 static const int64_t CHUNK = 48;               // WIDE: rows multiplied with a panel while it is in the cache
 static const int64_t GROUP = 3 << 18;          // WIDE: bytes of panels that stay in the cache
 static const int64_t ROW_BYTES = 3 << 16;      // else: bytes of rows that stay in the cache while panels are read
+static const int64_t FEW = 24, BLOCK = 64;     // WIDE: most rows that are multiplied with BLOCK steps of the weights at a time
+static const int LINES = 2;                    // WIDE: cache lines of later blocks that a tile of a few rows prefetches per step
 static const int64_t AHEAD = 6144;             // bytes between the weights that are multiplied and those that are prefetched
 
 struct Weights {
@@ -142,28 +144,33 @@ static void convert(const T* x, int64_t n, Integer* row, int64_t width, float* s
     }
 }
 
-// Multiply R rows with P panels, from the panel of output `first` on.
-template <class Kind, class T, int R, int P>
-static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, T* out) {
-    typename Kind::Sum acc[R][P][VECTORS] = {};
-    const int64_t bytes = w.steps * Kind::BYTES;
-    const char* panel = w.panels + first / WIDTH * bytes;
-    const typename Kind::Row* row = rows.at(i);
+// Add the products of some steps of R rows with P panels that are `bytes` apart. AHEAD_LINES: cache lines that each step prefetches,
+// from `ahead` on; 0 leaves it to the hardware where that is as fast.
+template <class Kind, int R, int P, int AHEAD_LINES>
+INLINE void accumulate(typename Kind::Sum (&acc)[R][P][VECTORS], const char* panel, int64_t bytes, const typename Kind::Row* row,
+                       int64_t stride, int64_t steps, const char* ahead) {
 #pragma GCC unroll 2
-    for (int64_t k = 0; k < w.steps; k++, panel += Kind::BYTES, row += Kind::INPUTS) {
+    for (int64_t k = 0; k < steps; k++, panel += Kind::BYTES, row += Kind::INPUTS) {
+        for (int line = 0; line < AHEAD_LINES; line++) __builtin_prefetch(ahead + (k * AHEAD_LINES + line) * 64, 0, 3);
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             typename Kind::Column columns[VECTORS];
             Kind::columns(panel + p * bytes, columns);
-            if (!WIDE || R == 1) __builtin_prefetch(panel + p * bytes + AHEAD, 0, 3);
+            if (!AHEAD_LINES && (!WIDE || R == 1)) __builtin_prefetch(panel + p * bytes + AHEAD, 0, 3);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                auto inputs = Kind::spread(row + r * rows.stride);
+                auto inputs = Kind::spread(row + r * stride);
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; v++) acc[r][p][v] = Kind::add(acc[r][p][v], inputs, columns[v]);
             }
         }
     }
+}
+
+// Write the sums of R rows, from row i on, and P panels, from output `first` on.
+template <class Kind, class T, int R, int P>
+INLINE void write(const typename Kind::Sum (&acc)[R][P][VECTORS], const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i,
+                  int64_t first, T* out) {
     const int PART = 16 / LANES;  // registers of 16 outputs, which are stored at once
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++)
@@ -183,6 +190,29 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
         }
 }
 
+// Multiply R rows with P panels, from the panel of output `first` on.
+template <class Kind, class T, int R, int P>
+static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, T* out) {
+    typename Kind::Sum acc[R][P][VECTORS] = {};
+    const int64_t bytes = w.steps * Kind::BYTES;
+    accumulate<Kind, R, P, 0>(acc, w.panels + first / WIDTH * bytes, bytes, rows.at(i), rows.stride, w.steps, nullptr);
+    write<Kind, T>(acc, w, rows, i, first, out);
+}
+
+// Add the products of some steps of R rows to `sums`; write them if they are complete.
+template <class Kind, class T, int R>
+static void part_of_product(typename Kind::Sum* sums, const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i,
+                            int64_t first, int64_t step, int64_t steps, const char* ahead, T* out) {
+    typename Kind::Sum acc[R][1][VECTORS];
+    memcpy(acc, sums, sizeof acc);
+    const char* panel = w.panels + (first / WIDTH * w.steps + step) * Kind::BYTES;
+    accumulate<Kind, R, 1, LINES>(acc, panel, 0, rows.at(i) + step * Kind::INPUTS, rows.stride, steps, ahead);
+    if (step + steps < w.steps)
+        memcpy(sums, acc, sizeof acc);
+    else
+        write<Kind, T>(acc, w, rows, i, first, out);
+}
+
 // A few rows are multiplied with several narrow panels at once, so that there are enough independent sums. Weights of 8 bits are
 // read as one stream on CPUs that prefetch it better than several (STREAMS is 1).
 template <class Kind, class T, int R>
@@ -193,12 +223,40 @@ static void tile(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t
     for (; p < last; p++) product<Kind, T, R, 1>(w, rows, i, p * WIDTH, out);
 }
 
+// Multiply 7 to FEW rows with the panels from `first` to `last`: some steps with all rows, while the weights of the next ones arrive.
+template <class Kind, class T>
+static void few(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t n, int64_t first, int64_t last, T* out) {
+    typedef void Part(typename Kind::Sum*, const Weights&, const Rows<typename Kind::Row>&, int64_t, int64_t, int64_t, int64_t,
+                      const char*, T*);
+    static Part* const parts[] = {nullptr,
+                                  nullptr,
+                                  nullptr,
+                                  part_of_product<Kind, T, 3>,
+                                  part_of_product<Kind, T, 4>,
+                                  part_of_product<Kind, T, 5>,
+                                  part_of_product<Kind, T, 6>};
+    const int64_t tiles = (n + ROWS - 1) / ROWS;
+    for (int64_t p = first; p < last; p++) {
+        typename Kind::Sum sums[FEW * VECTORS] = {};
+        for (int64_t step = 0; step < w.steps; step += BLOCK) {
+            const int64_t steps = w.steps - step < BLOCK ? w.steps - step : BLOCK;
+            const char* next = w.panels + (p * w.steps + step + steps) * Kind::BYTES;
+            for (int64_t tile = 0; tile < tiles; tile++) {
+                const int64_t i = (n * tile + tiles - 1) / tiles, end = (n * (tile + 1) + tiles - 1) / tiles;
+                parts[end - i](sums + i * VECTORS, w, rows, i, p * WIDTH, step, steps, next + tile * steps * 64 * LINES, out);
+            }
+        }
+    }
+}
+
 // Multiply n rows with the panels from `first` to `last`.
 template <class Kind, class T>
 static void products(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t n, int64_t first, int64_t last, T* out) {
     typedef void Tile(const Weights&, const Rows<typename Kind::Row>&, int64_t, int64_t, int64_t, T*);
     static Tile* const sizes[] = {nullptr,          tile<Kind, T, 1>, tile<Kind, T, 2>, tile<Kind, T, 3>,
                                   tile<Kind, T, 4>, tile<Kind, T, 5>, tile<Kind, T, 6>};
+    if constexpr (WIDE)
+        if (n > ROWS && n <= FEW) return few<Kind>(w, rows, n, first, last, out);
     const int64_t each = WIDE || n > 3 ? 1 : last - first;  // panels per pass over the rows
     for (int64_t p = first; p < last; p += each)
         for (int64_t i = 0; i < n;) {
