@@ -38,7 +38,7 @@ class NativeModel(DecoderModel):
     Audio items have `input_features` and `audio_frames`; their deepstack levels are zeros.
 
     `merger_class`: class of the first merger. `level_mergers`: for each deepstack level, in the order of the tower's states,
-    the number of its merger; empty: that of the level.
+    the number of its merger; it is that of the level if the family sets no other.
     """
 
     merger_class: ClassVar[type[Projector]] = Projector
@@ -51,7 +51,6 @@ class NativeModel(DecoderModel):
         dtype: torch.dtype,
         device: torch.device,
         audio_tower: AudioTower | None = None,
-        level_mergers: Sequence[int] = (),
     ) -> None:
         super().__init__(decoder, dtype, device)
         for spec in mergers:
@@ -60,7 +59,7 @@ class NativeModel(DecoderModel):
         self.visual = VisionTower(tower, dtype, device)
         self.merger = self.merger_class(mergers[0], dtype, device)
         self.deepstack_mergers = nn.ModuleList(Projector(spec, dtype, device) for spec in mergers[1:])
-        self.level_mergers = tuple(level_mergers) or tuple(range(len(mergers) - 1))
+        self.level_mergers = tuple(range(len(mergers) - 1))
         self.audio_tower = audio_tower
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:

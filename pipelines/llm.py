@@ -228,13 +228,13 @@ class LLM(llm.LLM):
             resume: go on with the records in `output_dir`.
             options: see `pipelines.documents.options.ReadOptions`; and `adapter`, one for all pages.
         """
-        from .documents.api import read_files
+        from .documents.api import ReadJob, read_files
         from .documents.options import OutputOptions, ReadOptions
 
         adapter = one_adapter(self.engine, **take_adapters(options))
         settings = read_options(ReadOptions, options, "files", "output_dir", "output_format", "resume")
         output = OutputOptions(output_dir, output_format, resume)
-        return read_files(self.engine, files, settings, output, use_tqdm, adapter)
+        return read_files(self.engine, ReadJob(files, settings, output, adapter), use_tqdm)
 
     def ocr(self, images: object, use_tqdm: ShowProgress = True, **options: Unpack[OcrKeywords]) -> list[Page]:
         """Read the text of one image, PDF or folder, or a list of them; see `pipelines.ocr.OcrOptions` for the options."""
@@ -396,13 +396,13 @@ class AsyncLLM(async_llm.AsyncLLM):
         Args:
             on_page: called with each page that has been read, in another thread.
         """
-        from .documents.api import read_files_async
+        from .documents.api import ReadJob, read_files_async
         from .documents.options import OutputOptions, ReadOptions
 
         adapter = one_adapter(self.engine, **take_adapters(options))
         settings = read_options(ReadOptions, options, "files", "output_dir", "output_format", "resume", "on_page")
         output = OutputOptions(output_dir, output_format, resume)
-        return await read_files_async(self, self._documents, files, settings, output, on_page, adapter)
+        return await read_files_async(self, self._documents, ReadJob(files, settings, output, adapter), on_page)
 
     async def ocr(self, images: object, **options: Unpack[OcrKeywords]) -> list[Page]:
         """`LLM.ocr` as a coroutine. Folders are listed and PDFs are opened in a thread."""

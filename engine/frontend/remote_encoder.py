@@ -32,7 +32,9 @@ def remote_encoder(config: EngineConfig, info: CoreInfo, namespace: str) -> Remo
         return None
     dtype: torch.dtype = getattr(torch, info.dtype)
     width, can_encode = info.row_bytes // dtype.itemsize, config.parts != "decoder"
-    return RemoteEncoder(config.encoder, namespace, peer_token(), config.encoder_seconds, width, dtype, can_encode)
+    token, seconds = peer_token(), min(config.encoder_seconds, _LOOKUP_SECONDS)
+    peers = [PeerConnector(address, token, seconds) for address in config.encoder]
+    return RemoteEncoder(peers, namespace, config.encoder_seconds, width, dtype, can_encode)
 
 
 class RemoteEncoder:
@@ -41,27 +43,24 @@ class RemoteEncoder:
     Equal items go to the same encoder, if it answers, so that each keeps other rows. If one fails, the next one is asked.
 
     Args:
-        addresses: "host:port" of each encoder.
+        peers: the encoders. `close` closes them.
         namespace: as in EncoderServer.
-        token: the secret that the encoders know.
         seconds: time limit of sending an item and getting its rows.
         width, dtype: of a row.
-        can_encode: this engine has encoders, too, which take the items that no encoder in `addresses` gives rows for.
+        can_encode: this engine has encoders, too, which take the items that no peer gives rows for.
     """
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        peers: Sequence[PeerConnector],
         namespace: str,
-        token: str,
         seconds: float,
         width: int,
         dtype: torch.dtype,
         can_encode: bool,
     ) -> None:
         self._namespace, self._seconds, self._can_encode = namespace, seconds, can_encode
-        self._width, self._dtype = width, dtype
-        self._peers = [PeerConnector(address, token, min(seconds, _LOOKUP_SECONDS)) for address in addresses]
+        self._peers, self._width, self._dtype = peers, width, dtype
         self._failing = set[str]()  # addresses
         self._counts = Counter[str]()
         self._lock = threading.Lock()

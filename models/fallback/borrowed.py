@@ -55,30 +55,32 @@ def attend(
     value: Tensor,
     attention_mask: object = None,
     scaling: float | None = None,
-    sensorium_step: PagedStep | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend: `query [1, heads, rows, dim]`, keys and values with their own heads -> `[1, rows, heads, dim of values]`.
+
+    Args:
+        options: `sensorium_step`, the PagedStep of this pass, and those of the layer: `sliding_window` and `softcap` are used,
+            `dropout` and others that say nothing about inference are not.
 
     Raises:
         ConfigError: the step was not passed on, or an argument that our attention does not support.
     """
-    if sensorium_step is None:
+    step: PagedStep | None = options.get("sensorium_step")
+    if step is None:
         raise ConfigError("its layers do not pass keyword arguments on to their attention")
-    unsupported = next((name for name in ("s_aux", "position_bias") if more.get(name) is not None), None)
-    if unsupported is not None or attention_mask is not None or not more.get("is_causal", True):
+    unsupported = next((name for name in ("s_aux", "position_bias") if options.get(name) is not None), None)
+    if unsupported is not None or attention_mask is not None or not options.get("is_causal", True):
         raise ConfigError(f"its attention uses {unsupported or 'a mask of its own'}, which paged attention does not support")
     index, dim, wide = int(module.layer_idx), query.shape[-1], value.shape[-1]  # type: ignore[arg-type]
     if wide < dim:
         value = F.pad(value, (0, dim - wide))
-    if not sensorium_step.caches:
-        sensorium_step.calls.append(AttentionCall(index, key.shape[1], dim, sliding_window))
+    if not step.caches:
+        step.calls.append(AttentionCall(index, key.shape[1], dim, options.get("sliding_window")))
         return query.new_zeros(1, query.shape[2], query.shape[1], wide), None
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     scale = dim**-0.5 if scaling is None else scaling
-    out = paged_attention(q, k, v, sensorium_step.caches[index], sensorium_step.attn[index], scale, softcap)
+    out = paged_attention(q, k, v, step.caches[index], step.attn[index], scale, options.get("softcap"))
     return out[None, ..., :wide], None
 
 

@@ -72,24 +72,19 @@ class _Kernel(WeightedLayer):
     """The tensors of a convolution. `below`: they are stored below this name.
 
     Args:
+        shape: of the weight, [first, second, taps].
+        outer: channels of the result.
         weight_norm: the checkpoint stores directions of the weight, `weight_v`, and their lengths, `weight_g [first, 1, 1]`.
     """
 
     below = ""
 
     def __init__(
-        self,
-        first: int,
-        second: int,
-        taps: int,
-        outer: int,
-        device: torch.device,
-        bias: bool = True,
-        weight_norm: bool = False,
+        self, shape: tuple[int, int, int], outer: int, device: torch.device, bias: bool = True, weight_norm: bool = False
     ) -> None:
         super().__init__()
-        self.weight = torch.empty(first, second, taps, device=device)
-        self.lengths = torch.empty(first, 1, 1, device=device) if weight_norm else None
+        self.weight = torch.empty(shape, device=device)
+        self.lengths = torch.empty(shape[0], 1, 1, device=device) if weight_norm else None
         self.bias = torch.empty(outer, device=device) if bias else None
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
@@ -130,7 +125,7 @@ class Conv1d(_Kernel):
         zeros: int | None = None,
         weight_norm: bool = False,
     ) -> None:
-        super().__init__(outer, inner, taps, outer, device, bias, weight_norm)
+        super().__init__((outer, inner, taps), outer, device, bias, weight_norm)
         self.dilation, self.pad, self.stride, self.zeros = dilation, pad, stride, zeros
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,7 +141,7 @@ class ShortConv1d(_Kernel):
     """`[1, inner, time] -> [1, outer, time]`, zero-padded, for short inputs: one matrix product with a packed weight."""
 
     def __init__(self, inner: int, outer: int, taps: int, device: torch.device, *, bias: bool = True) -> None:
-        super().__init__(outer, inner, taps, outer, device, bias, weight_norm=True)
+        super().__init__((outer, inner, taps), outer, device, bias, weight_norm=True)
         self.around = taps - 1
         self.packed: LinearWeight | None = None
 
@@ -174,7 +169,7 @@ class LongConv1d(_Kernel):
     """`[1, inner, time] -> [1, outer, time]`, zero-padded, for long inputs, by `kernels.convolution`."""
 
     def __init__(self, inner: int, outer: int, taps: int, device: torch.device, *, dilation: int = 1) -> None:
-        super().__init__(outer, inner, taps, outer, device, weight_norm=True)
+        super().__init__((outer, inner, taps), outer, device, weight_norm=True)
         self.dilation = dilation
         self.packed: PackedFilter | None = None
 
@@ -211,7 +206,7 @@ class Upsample1d(_Kernel):
         groups: int = 1,
         weight_norm: bool = False,
     ) -> None:
-        super().__init__(inner, outer // groups, taps, outer, device, weight_norm=weight_norm)
+        super().__init__((inner, outer // groups, taps), outer, device, weight_norm=weight_norm)
         cut = taps - stride
         self.stride, self.groups, self.cut, self.longer = stride, groups, (cut + 1) // 2, cut % 2
 
@@ -241,7 +236,7 @@ class CausalConv1d(_Kernel):
     below = ".conv"
 
     def __init__(self, inner: int, outer: int, taps: int, device: torch.device, *, dilation: int = 1, groups: int = 1) -> None:
-        super().__init__(outer, inner // groups, taps, outer, device)
+        super().__init__((outer, inner // groups, taps), outer, device)
         self.dilation, self.groups = dilation, groups
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
@@ -261,7 +256,7 @@ class CausalUpsample1d(_Kernel):
     below = ".conv"
 
     def __init__(self, inner: int, outer: int, taps: int, stride: int, device: torch.device) -> None:
-        super().__init__(inner, outer, taps, outer, device)
+        super().__init__((inner, outer, taps), outer, device)
         self.stride = stride
 
     def forward(self, x: Tensor, past: Past) -> Tensor:

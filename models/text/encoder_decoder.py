@@ -29,6 +29,16 @@ LayerCapture = tuple[AttentionCapture, list[int], list[int]]
 
 
 @dataclass(frozen=True)
+class CrossInputs:
+    """What the cross-attention of a layer reads: the step's new encoder rows `[rows, hidden]` and the cache of older ones."""
+
+    rows: Tensor | None
+    cache: Tensor
+    attn: AttentionMetadata
+    captures: Sequence[LayerCapture] = ()
+
+
+@dataclass(frozen=True)
 class CrossDecoderNames:
     """Names of the parts of a layer and of the final norm in the checkpoint."""
 
@@ -125,17 +135,15 @@ class CrossDecoderCrossAttention(TensorModule):
         self.kv = Linear(c.hidden_size, c.key_shards, qkv_bias, dtype, device)
         self.out = Linear(c.attention_width, {c.names.out: c.hidden_size}, out_bias, dtype, device)
 
-    def forward(
-        self, x: Tensor, rows: Tensor | None, cache: Tensor, attn: AttentionMetadata, captures: Sequence[LayerCapture]
-    ) -> Tensor:
+    def forward(self, x: Tensor, cross: CrossInputs) -> Tensor:
         q = self.q(x).view(-1, self.heads, self.dim)
-        if rows is None:
+        if cross.rows is None:
             k = v = q[:0, : self.keys]
         else:
-            k, v = self.kv(rows.to(x.dtype)).view(-1, 2, self.keys, self.dim).unbind(1)
-        attended = paged_attention(q, k, v, cache, attn, self.dim**-0.5)
-        for capture, index, heads in captures:
-            capture.weights[index] = attention_weights(q, cache, attn, capture.sequence, heads, self.dim**-0.5)
+            k, v = self.kv(cross.rows.to(x.dtype)).view(-1, 2, self.keys, self.dim).unbind(1)
+        attended = paged_attention(q, k, v, cross.cache, cross.attn, self.dim**-0.5)
+        for capture, index, heads in cross.captures:
+            capture.weights[index] = attention_weights(q, cross.cache, cross.attn, capture.sequence, heads, self.dim**-0.5)
         return self.out(attended.flatten(1))
 
 
@@ -165,14 +173,13 @@ class CrossDecoderLayer(TensorModule, Convertible):
         x: Tensor,
         add: Tensor | None,
         cos_sin: CosSin | None,
-        rows: Tensor | None,
-        caches: tuple[Tensor, Tensor],
-        attn: tuple[AttentionMetadata, AttentionMetadata],
-        captures: Sequence[LayerCapture] = (),
+        cache: Tensor,
+        attn: AttentionMetadata,
+        cross: CrossInputs,
     ) -> Tensor:
         """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
-        add = self.self_attn(self.self_attn_layer_norm(x, add), cos_sin, caches[0], attn[0])
-        add = self.encoder_attn(self.encoder_attn_layer_norm(x, add), rows, caches[1], attn[1], captures)
+        add = self.self_attn(self.self_attn_layer_norm(x, add), cos_sin, cache, attn)
+        add = self.encoder_attn(self.encoder_attn_layer_norm(x, add), cross)
         hidden = self.first(self.final_layer_norm(x, add))
         return self.second(act_and_mul(self.act, hidden) if self.gated else activation(self.act, hidden))
 
@@ -204,7 +211,8 @@ class CrossDecoder(TensorModule):
         pairs = zip(batch.kv_caches[::2], batch.kv_caches[1::2], strict=True)
         metas = zip(batch.attn[::2], batch.attn[1::2], strict=True)
         for number, (layer, caches, attn) in enumerate(zip(self.layers, pairs, metas, strict=True)):
-            add = layer(x, add, cos_sin, batch.cross_rows, caches, attn, _captures_of_layer(batch.captures, number))
+            cross = CrossInputs(batch.cross_rows, caches[1], attn[1], _captures_of_layer(batch.captures, number))
+            add = layer(x, add, cos_sin, caches[0], attn[0], cross)
         return self.layer_norm(x, add)
 
 

@@ -44,6 +44,24 @@ class PageDone:
 
 
 @dataclass(frozen=True)
+class ReadJob:
+    """The files, folders and patterns of one call of `LLM.read`, and its options. `adapter`: of the requests for all pages."""
+
+    files: object
+    options: ReadOptions
+    output: OutputOptions
+    adapter: AdapterChoice = None
+
+    def items(self) -> list[NamedItem]:
+        """Return the files. Raises: InputError: there is none, or the output format is unknown."""
+        form = self.output.output_format
+        if form not in SUFFIXES:
+            formats = ", ".join(SUFFIXES)
+            raise InputError(f"<<param=>>{short_repr(form)}; the known ones are {formats}", param="output_format")
+        return documents_of(as_items("files", self.files, "image"))
+
+
+@dataclass(frozen=True)
 class _Hooks:
     """Functions that `LLM.read` and `AsyncLLM.read` give differently: one runs the tasks of pages, others report progress."""
 
@@ -53,36 +71,20 @@ class _Hooks:
     stop: StopSignal = field(default_factory=StopSignal)
 
 
-def read_files(
-    engine: Engine,
-    files: object,
-    options: ReadOptions,
-    output: OutputOptions,
-    use_tqdm: ShowProgress,
-    adapter: AdapterChoice = None,
-) -> list[Document]:
+def read_files(engine: Engine, job: ReadJob, use_tqdm: ShowProgress) -> list[Document]:
     """Return the documents that files, folders and patterns name, in order; see `LLM.read`.
-
-    Args:
-        adapter: of the requests for all pages.
 
     Raises:
         InputError: there is no file, or an argument has a wrong value.
         ConfigError: of the folder; see `DocumentFolder`.
     """
-    items = _items(files, output)
+    items = job.items()
     with make_progress(len(items), use_tqdm) as progress:
-        return _read(engine, items, options, output, _Hooks(on_document=lambda: progress.update(1)), adapter)
+        return _read(engine, job, items, _Hooks(on_document=lambda: progress.update(1)))
 
 
 async def read_files_async(
-    llm: AsyncLLM,
-    threads: Executor,
-    files: object,
-    options: ReadOptions,
-    output: OutputOptions,
-    on_page: Callable[[PageDone], object] | None,
-    adapter: AdapterChoice = None,
+    llm: AsyncLLM, threads: Executor, job: ReadJob, on_page: Callable[[PageDone], object] | None
 ) -> list[Document]:
     """`read_files` as a coroutine; the files are read in a thread.
 
@@ -94,7 +96,7 @@ async def read_files_async(
         return stop.wait(lambda: asyncio.run_coroutine_threadsafe(run_all_async(llm, tasks), loop))
 
     hooks = _Hooks(run, on_page=on_page, stop=stop)
-    reading = submit(threads, lambda: _read(llm.engine, _items(files, output), options, output, hooks, adapter))
+    reading = submit(threads, lambda: _read(llm.engine, job, job.items(), hooks))
     work = asyncio.wrap_future(reading)
     try:
         return await asyncio.shield(work)
@@ -106,21 +108,8 @@ async def read_files_async(
         raise
 
 
-def _items(files: object, output: OutputOptions) -> list[NamedItem]:
-    if output.output_format not in SUFFIXES:
-        formats = ", ".join(SUFFIXES)
-        raise InputError(f"<<param=>>{short_repr(output.output_format)}; the known ones are {formats}", param="output_format")
-    return documents_of(as_items("files", files, "image"))
-
-
-def _read(
-    engine: Engine,
-    items: Sequence[NamedItem],
-    options: ReadOptions,
-    output: OutputOptions,
-    hooks: _Hooks,
-    adapter: AdapterChoice,
-) -> list[Document]:
+def _read(engine: Engine, job: ReadJob, items: Sequence[NamedItem], hooks: _Hooks) -> list[Document]:
+    options, output = job.options, job.output
     policy, documents, folder = read_policy(engine.config.media, options), dict[int, Document](), None
     if output.output_dir is not None:
         folder = DocumentFolder(Path(output.output_dir), items, output.output_format, output.resume, policy)
@@ -130,7 +119,7 @@ def _read(
             assert hooks.on_page is not None
             hooks.on_page(PageDone(document.source, record.number, document.num_pages, record.way, record.error))
 
-    reader = ModelReader(engine, options.question, options.max_tokens, options.cache_salt, hooks.run, adapter)
+    reader = ModelReader(engine, options.question, options.max_tokens, options.cache_salt, hooks.run, job.adapter)
     with Manifest(None if folder is None else folder.manifest) as manifest:
         reading = DocumentReader(items, reader, options, policy, manifest, tell, hooks.stop)
         for index, opened in reading.documents():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from ...callers.errors import InputError
@@ -45,9 +46,10 @@ def checked_facts(
     """
     samples = [_samples(facts, recognizer.alphabet) for _, facts in pages]
     numbers = [number for number, _ in pages]
-    first = _compared(data, numbers, [lines[:_FIRST] for lines in samples], recognizer, policy, stop, tenant)
+    render = partial(_pictures, data, policy=policy, tenant=tenant)
+    first = _compared(numbers, [lines[:_FIRST] for lines in samples], recognizer, render, stop)
     rest = [lines[_FIRST:] if any(differs) else [] for lines, differs in zip(samples, first, strict=True)]
-    second = _compared(data, numbers, rest, recognizer, policy, stop, tenant)
+    second = _compared(numbers, rest, recognizer, render, stop)
     both = [one + other for one, other in zip(first, second, strict=True)]
     return [
         replace(facts, num_sampled=len(differs), num_differing=sum(differs))
@@ -89,17 +91,15 @@ def folded(text: str) -> str:
 
 
 def _compared(
-    data: bytes,
     numbers: Sequence[int],
     samples: Sequence[Sequence[TextLine]],
     recognizer: LineRecognizer,
-    policy: MediaPolicy,
+    render: Callable[[Sequence[Sequence[LinePlace]]], list[list[Picture]]],
     stop: StopSignal,
-    tenant: str | None,
 ) -> list[list[bool]]:
     """Return for each page whether its lines differ from their pictures, without those whose reading says nothing."""
     places = [[LinePlace(number, _first_part(line)) for line in lines] for number, lines in zip(numbers, samples, strict=True)]
-    pictures = stop.run(lambda: _pictures(data, places, policy, tenant))
+    pictures = stop.run(lambda: render(places))
     readings = iter(recognizer.recognize([picture for group in pictures for picture in group], stop))
     return [
         [

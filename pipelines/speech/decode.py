@@ -144,7 +144,8 @@ async def transcribe_window(engine: Engine, part: WindowInput, decoding: Decodin
         return WindowText(empty, None, failed)
     no_speech, silence = None, engine.speech.no_speech_request()
     if silence is not None and decoding.options.no_speech_threshold is not None:
-        output = await answer(_request(engine, part.item, silence, _ONE_TOKEN, salt))
+        params = _with_processors(engine, _ONE_TOKEN, silence, None)
+        output = await answer(_request(engine, part.item, silence, params, salt))
         if output.error:
             return WindowText(empty, None, output)
         no_speech = probability_of_first(output)
@@ -238,14 +239,16 @@ async def _sampled(
 ) -> RequestOutput:
     """Return an answer about an item, `start` included, in which expected phrases are written where that is likely."""
     salt, boost = decoding.options.cache_salt, decoding.boost
-    if boost is not None and start is not None:
-        boost = {**boost, "before": start.token_ids}
+    if start is not None:
+        request = replace(request, suppressed_first=())
+        boost = None if boost is None else {**boost, "before": start.token_ids}
 
     async def boosted(arguments: Mapping[str, Any], drafted: Sequence[int]) -> RequestOutput:
         drafts = replace(params, draft_text=list(drafted) or None, max_tokens=max_tokens(params, drafted))
-        return await answer(_request(engine, item, request, drafts, salt, start, arguments))
+        drafts = _with_processors(engine, drafts, request, arguments)
+        return await answer(_request(engine, item, request, drafts, salt, start))
 
-    plain = await answer(_request(engine, item, request, params, salt, start))
+    plain = await answer(_request(engine, item, request, _with_processors(engine, params, request, None), salt, start))
     return _joined(start, await boosted_output(plain, boost, boosted))
 
 
@@ -402,19 +405,20 @@ def _request(
     params: SamplingParams,
     cache_salt: str | None,
     start: CompletionOutput | None = None,
-    boost: Mapping[str, Any] | None = None,
 ) -> RequestHandle:
-    """Return the request for an answer about an item, a list of parts of one, or the encoder input of an open window."""
+    """Return the request for an answer about an item, a list of parts of one, or the encoder input of an open window.
+
+    Args:
+        params: with the logits processors of `_with_processors`.
+        start: what the answer begins with; its tokens count in `max_tokens`.
+    """
     items = item if isinstance(item, list) else [item]
     if len(items) > 1:
         assert engine.speech is not None
         mark = engine.tokenizer.decode([engine.speech.placeholder_ids["audio"]], False)
         request = replace(request, prompt=request.prompt.replace(mark, mark * len(items)))
-    if start is not None:
-        request = replace(request, suppressed_first=())
-        if params.max_tokens is not None:
-            params = replace(params, max_tokens=max(1, params.max_tokens - len(start.token_ids)))
-    params = _with_processors(engine, params, request, boost)
+    if start is not None and params.max_tokens is not None:
+        params = replace(params, max_tokens=max(1, params.max_tokens - len(start.token_ids)))
     if isinstance(item, MultiModalFeature):
         made = ProcessedPrompt(None, tuple(_token_ids(engine, request, start)), cross=(item,), salt=cache_salt or "")
         return RequestHandle(RequestInput(lambda: made, params))

@@ -70,7 +70,7 @@ class LiveTranscriber(LiveInput):
         self._decoding = Decoding(untimed, options, timestamped_request=later, boost=boost)
         self._times = times_for_speakers(engine, options) if options.tells_speakers else options.times
         aligner = word_aligner(engine, options) if self._times == "word" else None
-        self._segment_decoding = replace(self._decoding, make_request=timed, aligner=aligner and partial(_align, aligner))
+        self._segment_decoding = replace(self._decoding, make_request=timed, aligner=aligner and _by_samples(aligner))
         self._partial_decoding = Decoding(untimed, replace(options, temperature=0.0, no_speech_threshold=None), boost=boost)
         self._chunk, self._pause = round((options.min_chunk or _MIN_CHUNK) * rate), round(options.pause * rate)
         self._windows = LiveWindows(rate, size, self._pause, options.vad)
@@ -269,12 +269,16 @@ class LiveTranscriber(LiveInput):
             self._speakers.begin()
 
 
-async def _align(
-    aligner: Aligner, engine: Engine, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
-) -> WindowText:
-    """Time the words of a window by its samples: the encoder's input of an open window is for its passes only."""
-    assert text.window is not None
-    return await aligner(engine, (text.window.samples, rate), text, request, language, rate)
+def _by_samples(aligner: Aligner) -> Aligner:
+    """Return an aligner that gets a window's samples: the encoder's input of an open window is for its passes only."""
+
+    async def align(
+        engine: Engine, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
+    ) -> WindowText:
+        assert text.window is not None
+        return await aligner(engine, (text.window.samples, rate), text, request, language, rate)
+
+    return align
 
 
 def _complete_segments(segments: Sequence[Segment], least: float) -> tuple[Sequence[Segment], int]:

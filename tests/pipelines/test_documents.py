@@ -35,7 +35,7 @@ from sensorium.engine.stats import DraftStats
 from sensorium.mm.media.page_facts import PageFacts, TextLine
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import inputs, manifest, owner, readers
-from sensorium.pipelines.documents.api import PageDone, read_files_async
+from sensorium.pipelines.documents.api import PageDone, ReadJob, read_files_async
 from sensorium.pipelines.documents.blocks import Block, Document, PageRecord
 from sensorium.pipelines.documents.inputs import documents_of
 from sensorium.pipelines.documents.lines_reader import LinesReader
@@ -680,7 +680,7 @@ async def cancel_waiting() -> None:
     with ThreadPoolExecutor(1) as threads:
         threads.submit(free.wait)
         try:
-            reading = read_files_async(nothing, threads, b"", ReadOptions(), OutputOptions(), None)  # type: ignore[arg-type]
+            reading = read_files_async(nothing, threads, ReadJob(b"", ReadOptions(), OutputOptions()), None)  # type: ignore[arg-type]
             work = asyncio.ensure_future(reading)
             await asyncio.sleep(0)
             work.cancel()

@@ -274,4 +274,5 @@ class Qwen3Omni(NativeModel):
         audio = replace(aut_spec(config["audio_config"]), pad_short=False)
         check_output_dim(audio.out, decoder.hidden_size)
         encoder = AutEncoder(audio, dtype, device)
-        super().__init__(decoder, tower, mergers, dtype, device, encoder, level_mergers(config))
+        super().__init__(decoder, tower, mergers, dtype, device, encoder)
+        self.level_mergers = level_mergers(config)

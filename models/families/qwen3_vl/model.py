@@ -66,8 +66,8 @@ class Qwen3VL(NativeModel):
     stack: ClassVar[Stack] = STACK
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        specs, order = qwen3_specs(config, self.stack, _MERGER), level_mergers(config)
-        super().__init__(*specs, dtype, device, level_mergers=order)
+        super().__init__(*qwen3_specs(config, self.stack, _MERGER), dtype, device)
+        self.level_mergers = level_mergers(config)
 
 
 class Qwen3VLMoe(Qwen3VL):
