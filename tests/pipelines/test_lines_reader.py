@@ -205,3 +205,17 @@ def test_memory_does_not_grow_with_the_widths_of_lines() -> None:
     engine = LinesReader()._engine
     for stage in (engine._load_det_model(), engine._load_cls_model(), engine._load_rec_model()):
         assert stage.session.args[0].session.get_session_options().enable_mem_pattern is False
+
+
+def test_a_line_is_read_as_alone() -> None:
+    """Lines beside it change neither its text nor its score."""
+    pytest.importorskip("rapidocr", reason="needs the extra `documents`")
+    pictures = [line_picture(text) for text in ("Total 17.40", "A line that is far longer than the others is read, too")]
+    reader, stop = LinesReader(), StopSignal()
+    assert reader.recognize(pictures, stop) == [reader.recognize([picture], stop)[0] for picture in pictures]
+
+
+def line_picture(text: str) -> np.ndarray:
+    image = Image.new("RGB", (20 * len(text), 40), "white")
+    ImageDraw.Draw(image).text((8, 4), text, "black", ImageFont.load_default(28))
+    return np.asarray(image)
