@@ -29,7 +29,7 @@ NOTE = (
     "Character error rate in percent, without spaces: the edit distance between what a page says and what was read, in reading "
     "order, over the number of characters. Every cell has {count} pages of half an A4 sheet at 150 dpi, rendered from seeded "
     "words in five fonts that the calibration of confidences does not use, 15 to 24 pixels high. Clean, scanned and "
-    "photographed pages are made as for the confidences below, from other seeds. sensorium reads with RapidOCR, straightens "
+    "photographed pages are made as for the confidences above, from other seeds. sensorium reads with RapidOCR, straightens "
     "pages, and puts lines, columns and tables in order; the row RapidOCR has its lines in its own order. The text layer is "
     "that of PDFs with the same texts, which scans and photographs do not have."
 )
