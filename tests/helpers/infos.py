@@ -52,6 +52,8 @@ IMAGE_OPTIONS = {
     },
 }
 """Preprocessor JSON of families whose defaults refuse an item of ITEMS, or contradict the config."""
+AUDIO_OPTIONS = {"FireRedAsr2ProcessingInfo": {"means": [0.0] * 80, "inverse_std_variences": [1.0] * 80}}
+"""Feature extractor JSON of families that have no defaults for it."""
 
 ITEMS = {
     "image": [np.zeros((60, 40, 3), np.uint8), np.zeros((40, 500, 3), np.uint8)],
@@ -67,6 +69,7 @@ def info_of(processing: str) -> Any:
     files = ProcessorFiles(
         config=CONFIGS.get(name, {}),
         image=IMAGE_OPTIONS.get(name, {}),
+        audio=AUDIO_OPTIONS.get(name, {}),
         encode=lambda text: [1] * -(-len(text) // 4),
         decode=lambda ids: "text" * list(ids).count(1),
         token_to_id=lambda text: special.setdefault(text, 2 + len(special)),
