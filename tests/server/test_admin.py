@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from sensorium.callers.errors import ConfigError
 from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints.admin import ADMIN_PATHS
 from sensorium.server.state import Server
-from waiting import LONG, hold_steps, wait_until
+from waiting import LONG, wait_until
 
 httpx = pytest.importorskip("httpx")
 ADMIN = {"Authorization": "Bearer admin"}
@@ -73,13 +74,18 @@ def test_load_counts_requests_in_progress(served):
     assert served[0].get("/load", headers=ADMIN).json() == {"server_load": 0}
 
 
-def test_a_full_server_answers_administrators(served):
+def test_a_full_server_answers_administrators(served, monkeypatch):
     engine = served[1].llm
     server = Server(engine, ServerConfig(admin_key="admin", api_key="user", max_requests=1), "tiny-vl")
     long, user = {**BODY, "max_tokens": 200, "stream": True}, {"x-api-key": "user"}
-    core, refused = engine.engine.loop.core, threading.Event()
-    last = core.stats.steps + 4  # with drafts a step may have many tokens
-    hold_steps(core, lambda: refused.is_set() or core.stats.steps < last)  # the stream begins and does not end
+    core, refused, steps = engine.engine.loop.core, threading.Event(), itertools.count()
+
+    def step(*, work=core.step):
+        if next(steps) >= 2:  # the stream has begun; with drafts a step may have many tokens
+            wait_until(refused.is_set)
+        return work()
+
+    monkeypatch.setattr(core, "step", step)
     with listening(server) as url, httpx.Client(base_url=url, timeout=LONG) as http:
         with http.stream("POST", "/v1/completions", json=long, headers=user) as stream:
             next(stream.iter_lines())
