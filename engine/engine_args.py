@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ..callers.errors import short_repr
 from .config import EngineConfig
+from .transfer_config import is_address
 from .vllm_args import NAMES
 
 if TYPE_CHECKING:
@@ -48,10 +49,13 @@ class AsyncEngineArgs(EngineArgs):
 
 
 def parse_value(text: str) -> Any:
-    """Parse the value of an option: JSON, or plain text. A text that begins like an object or a list must be JSON."""
+    """Parse the value of an option: JSON, or plain text.
+
+    A text that begins like an object or a list must be JSON, unless it is an address such as [::1]:9002.
+    """
     try:
         return json.loads(text)
     except ValueError as error:
-        if text[:1] in ("{", "["):
+        if text[:1] in ("{", "[") and not is_address(text):
             raise argparse.ArgumentTypeError(f"{short_repr(text)} is not JSON ({error})") from None
         return text

@@ -122,7 +122,7 @@ def read_encoders(value: object) -> tuple[str, ...]:
     if not isinstance(addresses, list | tuple) or (value is not None and not addresses):
         raise _error(value, "must be an address, host:port, or a list of them", param="encoder")
     for address in addresses:
-        if not _is_address(address):
+        if not is_address(address):
             raise _error(address, "must be an address, host:port", param="encoder")
     _check_peer_token("encoder", bool(addresses))
     return tuple(addresses)
@@ -137,7 +137,7 @@ def check_encoder_listen(value: object) -> None:
     """Raise ConfigError if encoder rows cannot be served at an address, or other machines would reach it without a token."""
     if value is None:
         return
-    if not isinstance(value, str) or not _is_address(value):
+    if not isinstance(value, str) or not is_address(value):
         raise _error(value, "must be an address, host:port", param="encoder_listen")
     _check_peer_token("encoder_listen", True)
     if not peer_token() and not _LOOPBACK.fullmatch(value.rpartition(":")[0]):
@@ -233,7 +233,7 @@ def _add_peers(result: KVTransferOptions, extra: Mapping[str, Any]) -> KVTransfe
         raise _error("(hidden)", "must be a text, without lone surrogates", "token")
     is_silent = listen is None or (isinstance(listen, str) and not listen)
     for key, address in (*([] if is_silent else [("listen", listen)]), *(("peers", peer) for peer in peers)):
-        if not _is_address(address):
+        if not is_address(address):
             raise _error(address, "must be an address, host:port", key)
     if listen and not token and not _LOOPBACK.fullmatch(listen.rpartition(":")[0]):
         raise _error(listen, f"needs a token, because other machines reach it; set {TOKEN_VARIABLE}", "listen")
@@ -249,7 +249,8 @@ def _seconds(extra: Mapping[str, Any], options: KVTransferOptions) -> float:
     return float(seconds)
 
 
-def _is_address(address: object) -> bool:
+def is_address(address: object) -> bool:
+    """Return whether a value is an address, host:port. IPv6 addresses stand in brackets: [::1]:9002."""
     match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     return match is not None and int(match[2]) < 1 << 16
 

@@ -12,6 +12,7 @@ from .wire import (
     GREETING,
     MAX_KEYS_BYTES,
     NONCE_BYTES,
+    SILENCE_SECONDS,
     ItemFailedError,
     Operation,
     PeerError,
@@ -31,6 +32,7 @@ class PeerConnector:
     """Asks the server at `host:port`. See `Connector`.
 
     After a failure, it is not asked for a while (`Backoff`), so that a dead peer costs one time limit and not one per key.
+    A peer that gives no sign of life for `SILENCE_SECONDS` has failed, whatever its time limit.
 
     Args:
         token: the secret that the server knows.
@@ -107,7 +109,7 @@ class PeerConnector:
             joined = "\n".join(keys).encode("ascii")
             if len(joined) > MAX_KEYS_BYTES:
                 raise PeerError(f"{len(keys)} keys are too many for a request")
-            send(connection, request_parts(operation, joined, data), deadline)
+            send(connection, request_parts(operation, joined, data), deadline, SILENCE_SECONDS)
             status, answer = receive_response(connection, max(limit, _REASON_BYTES), deadline)
         except (OSError, ValueError) as error:
             if connection is not None:
@@ -131,13 +133,14 @@ class PeerConnector:
                 if _is_open(connection):
                     return connection
                 connection.close()
-        connection = socket.create_connection(self._target, max(0.001, deadline - time.monotonic()))
+        seconds = min(deadline - time.monotonic(), SILENCE_SECONDS)
+        connection = socket.create_connection(self._target, max(0.001, seconds))
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            greeting = receive(connection, len(GREETING) + NONCE_BYTES, deadline)
+            greeting = receive(connection, len(GREETING) + NONCE_BYTES, deadline, SILENCE_SECONDS)
             if not greeting.startswith(GREETING):
                 raise PeerError("it is no peer server")
-            send(connection, (proof_of(self._token, bytes(greeting[len(GREETING) :])),), deadline)
+            send(connection, (proof_of(self._token, bytes(greeting[len(GREETING) :])),), deadline, SILENCE_SECONDS)
         except BaseException:
             connection.close()
             raise

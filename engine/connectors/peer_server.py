@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import os
 import socket
@@ -10,35 +9,44 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
+from .handshakes import MAX_HANDSHAKES, greeted_connections
 from .interface import KEY, Connector
-from .wire import (
-    GREETING,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    ItemFailedError,
-    Operation,
-    PeerError,
-    Status,
-    proof_of,
-    receive,
-    receive_request,
-    response_parts,
-    send,
-)
+from .wire import HEARTBEAT_SECONDS, ItemFailedError, Operation, Status, receive_request, response_parts, send
 
 MAX_BYTES = 1 << 30  # of the data of a request or response
-MAX_CONNECTIONS = 64
-_GREETING_SECONDS = 5.0
+MAX_CONNECTIONS = 64  # of clients that know the token
 _IDLE_SECONDS = 300.0  # after which a connection without requests is closed
 _CLOSE_SECONDS = 5.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Client:
+    """A client that knows the token. `is_working`: a response to it is being made; guarded by `lock`."""
+
+    connection: socket.socket
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_working: bool = False
+
+    def set_working(self, is_working: bool) -> None:
+        with self.lock:
+            self.is_working = is_working
+
+    def send_sign_of_life(self) -> None:
+        """Tell a client that waits for a response that the server is alive. It never waits for the client."""
+        message = b"".join(response_parts(Status.WORKING))
+        with self.lock, suppress(OSError):  # its thread sees that the connection has ended
+            if self.is_working and os.write(self.connection.fileno(), message) < len(message):
+                self.connection.shutdown(socket.SHUT_RDWR)  # the next message would be read as the rest of this one
 
 
 class PeerServer:
     """Serves connectors to clients that know the token, in a thread for each connection, until `close`.
 
     Requests are limited in length and time, and connections in number. A client that breaks the protocol is disconnected.
+    Clients that wait for a response get signs of life from a thread of its own.
 
     Args:
         connectors: asked in order; the first one gets what clients put.
@@ -46,6 +54,7 @@ class PeerServer:
         seconds: time limit of receiving a request, and of sending a response.
         encode: returns the packed encoder rows of a key and its packed inputs. It may raise OSError, ValueError and
             ItemFailedError. With it, clients cannot put anything, so that all rows are computed here.
+        is_alive: signs of life are sent while it returns True.
 
     Raises:
         OSError: the address cannot be used.
@@ -58,58 +67,73 @@ class PeerServer:
         token: str = "",
         seconds: float = 30.0,
         encode: Callable[[str, bytes], bytes] | None = None,
+        is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self._connectors, self._token, self._seconds, self._encode = tuple(connectors), token, seconds, encode
+        self._is_alive = is_alive
         host, _, port = address.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=MAX_CONNECTIONS)
+        self._listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=MAX_HANDSHAKES)
         self.port: int = self._listener.getsockname()[1]
-        self._threads: dict[threading.Thread, socket.socket] = {}
-        self._lock, self._is_closed = threading.Lock(), False
-        self._acceptor = threading.Thread(target=self._accept, name="sensorium-peer-server", daemon=True)
-        self._acceptor.start()
+        self._clients: dict[threading.Thread, _Client] = {}
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._own_threads = [
+            threading.Thread(target=self._accept, name="sensorium-peer-server", daemon=True),
+            threading.Thread(target=self._send_signs_of_life, name="sensorium-peer-heartbeat", daemon=True),
+        ]
+        for thread in self._own_threads:
+            thread.start()
 
     def close(self) -> None:
         """End all connections and threads."""
         with self._lock:
-            self._is_closed = True
-            threads = list(self._threads.items())
+            self._closed.set()
+            clients = dict(self._clients)
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for _, connection in threads:
+            self._listener.shutdown(socket.SHUT_RDWR)  # it ends `_accept`, which waits for the listener
+        for client in clients.values():
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in (self._acceptor, *(thread for thread, _ in threads)):
+                client.connection.shutdown(socket.SHUT_RDWR)
+        for thread in (*self._own_threads, *clients):
             thread.join(_CLOSE_SECONDS)
+        self._listener.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                if self._is_closed:
-                    return
-                time.sleep(0.1)  # too many open files: clients wait
-                continue
+        for connection in greeted_connections(self._listener, self._token, self._closed.is_set):
+            thread = threading.Thread(target=self._serve, args=(connection,), name="sensorium-peer", daemon=True)
             with self._lock:
-                if self._is_closed or len(self._threads) >= MAX_CONNECTIONS:
+                if self._closed.is_set() or len(self._clients) >= MAX_CONNECTIONS:
                     connection.close()
                     continue
-                thread = threading.Thread(target=self._serve, args=(connection,), name="sensorium-peer", daemon=True)
-                self._threads[thread] = connection
-                thread.start()
+                self._clients[thread] = _Client(connection)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system has no more threads
+                    _log.warning("a peer was disconnected: %s", error)
+                    del self._clients[thread]
+                    connection.close()
+
+    def _send_signs_of_life(self) -> None:
+        while not self._closed.wait(HEARTBEAT_SECONDS):
+            with self._lock:
+                clients = list(self._clients.values()) if self._is_alive() else []
+            for client in clients:
+                client.send_sign_of_life()
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer the requests of one client until it disconnects."""
         try:
+            with self._lock:
+                client = self._clients[threading.current_thread()]
             with connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._greet(connection)
-                while not self._is_closed:
+                while not self._closed.is_set():
                     idle = time.monotonic() + _IDLE_SECONDS
                     operation, keys, data = receive_request(connection, idle, self._seconds, MAX_BYTES)
-                    status, answer = self._answer(operation, keys, data)
+                    client.set_working(True)
+                    try:
+                        status, answer = self._answer(operation, keys, data)
+                    finally:
+                        client.set_working(False)
                     send(connection, response_parts(status, answer), time.monotonic() + self._seconds)
         except OSError as error:
             _log.debug("a peer was disconnected: %s", error)
@@ -117,13 +141,7 @@ class PeerServer:
             _log.exception("a peer's request failed")
         finally:
             with self._lock:
-                self._threads.pop(threading.current_thread(), None)
-
-    def _greet(self, connection: socket.socket) -> None:
-        deadline, nonce = time.monotonic() + _GREETING_SECONDS, os.urandom(NONCE_BYTES)
-        send(connection, (GREETING + nonce,), deadline)
-        if not hmac.compare_digest(receive(connection, PROOF_BYTES, deadline), proof_of(self._token, nonce)):
-            raise PeerError("it does not know the token")
+                self._clients.pop(threading.current_thread(), None)
 
     def _answer(self, operation: Operation, keys: list[str], data: bytes) -> tuple[Status, bytes]:
         if not all(map(KEY.fullmatch, keys)) or (operation is not Operation.CONTAINS and len(keys) != 1):

@@ -1,20 +1,24 @@
 """Messages between a peer server and its clients: frames of limited length, each read before a deadline. None is unpickled.
 
 A connection begins with a greeting of the server, `GREETING` and a nonce, which the client answers with the HMAC of the nonce
-under the token that both know. Then the client sends requests, and the server answers each with one response.
+under the token that both know. Then the client sends requests, and the server answers each with one response. While it works
+on a response, it sends a sign of life every `HEARTBEAT_SECONDS`: a response with the status WORKING and no data. A client takes
+a server that sends and takes nothing for `SILENCE_SECONDS` for dead, whatever the time limit of the request.
 """
 
 from __future__ import annotations
 
 import hmac
+import math
 import socket
 import struct
 import time
 from enum import IntEnum
 
-GREETING = b"sensorium-peer-1"
+GREETING = b"sensorium-peer-2"
 NONCE_BYTES, PROOF_BYTES = 32, 32
 MAX_KEYS_BYTES = 4 << 20  # of the keys of a request
+HEARTBEAT_SECONDS, SILENCE_SECONDS = 0.5, 2.0
 _REQUEST = struct.Struct("<BIQ")  # operation, bytes of keys, bytes of data
 _RESPONSE = struct.Struct("<BQ")  # status, bytes of data
 
@@ -31,6 +35,7 @@ class Status(IntEnum):
     MISSING = 1  # there are no bytes of this key, or they are not kept
     REFUSED = 2  # the request cannot be served; the data says why
     FAILED = 3  # the encoder fails on this item; the data says why
+    WORKING = 4  # a sign of life; the response follows
 
 
 class PeerError(OSError):
@@ -46,23 +51,25 @@ def proof_of(token: str, nonce: bytes) -> bytes:
     return hmac.digest(token.encode(), GREETING + nonce, "sha256")
 
 
-def send(connection: socket.socket, parts: tuple[bytes, ...], deadline: float) -> None:
-    """Send bytes. Raise PeerError if they are not taken before the deadline (`time.monotonic`)."""
+def send(connection: socket.socket, parts: tuple[bytes, ...], deadline: float, silence: float = math.inf) -> None:
+    """Send bytes. Raise PeerError if some are not taken before the deadline (`time.monotonic`) or none in `silence` seconds."""
     try:
         for part in parts:
-            connection.settimeout(_left(deadline))
-            connection.sendall(part)
+            view = memoryview(part)
+            while view:
+                connection.settimeout(min(_left(deadline), silence))
+                view = view[connection.send(view) :]
     except TimeoutError:
         raise PeerError("it took nothing for too long") from None
 
 
-def receive(connection: socket.socket, size: int, deadline: float) -> bytearray:
-    """Return exactly `size` bytes. Raise PeerError if they do not arrive before the deadline."""
+def receive(connection: socket.socket, size: int, deadline: float, silence: float = math.inf) -> bytearray:
+    """Return exactly `size` bytes. Raise PeerError if they do not arrive before the deadline, or none in `silence` seconds."""
     data = bytearray(size)
     view, done = memoryview(data), 0
     try:
         while done < size:
-            connection.settimeout(_left(deadline))
+            connection.settimeout(min(_left(deadline), silence))
             count = connection.recv_into(view[done:], min(size - done, 1 << 20))
             if not count:
                 raise PeerError("it closed the connection")
@@ -107,18 +114,20 @@ def receive_request(connection: socket.socket, idle: float, seconds: float, limi
 
 
 def receive_response(connection: socket.socket, limit: int, deadline: float) -> tuple[Status, bytes]:
-    """Return the response to a request.
+    """Return the response to a request. Signs of life before it are passed over.
 
     Raises:
-        PeerError: the response is late or has an unknown status.
+        PeerError: the response is late, the server is silent, or the status is unknown.
         ValueError: its data has more than `limit` bytes.
     """
-    status, size = _RESPONSE.unpack(receive(connection, _RESPONSE.size, deadline))
-    if status not in list(Status):
+    status, size = Status.WORKING.value, 0
+    while status == Status.WORKING and not size:
+        status, size = _RESPONSE.unpack(receive(connection, _RESPONSE.size, deadline, SILENCE_SECONDS))
+    if status not in list(Status) or status == Status.WORKING:
         raise PeerError(f"its response has the status {status}")
     if size > limit:
         raise ValueError(f"it has {size} bytes, more than {limit}")
-    return Status(status), bytes(receive(connection, size, deadline))
+    return Status(status), bytes(receive(connection, size, deadline, SILENCE_SECONDS))
 
 
 def _left(deadline: float) -> float:

@@ -66,7 +66,7 @@ class ProcessCore:
         self._channel, self._activity, self._dead = self._child.channel, self._child.activity, ""
         self._registered: set[str] = set()  # logits processors that are registered in the child
         self._finalizer = weakref.finalize(self, self._child.kill)  # a child that loads would not hear that it shall end
-        if config.num_ranks > 1:  # the other ranks are watched by this child
+        if config.num_ranks > 1 or config.encoder_listen:  # other ranks, which this child watches, or other engines wait for it
             kill_when_stopped(self.pid)
         _cores.add(self)  # this process may be forked while the child loads
         level = logging.getLogger(PACKAGE).getEffectiveLevel()

@@ -52,7 +52,7 @@ class EncoderServer:
 
     def __init__(self, engine_loop: EngineLoop, namespace: str, address: str, token: str, num_bytes: int) -> None:
         self._loop, self._namespace, self._kept = engine_loop, namespace, MemoryConnector(num_bytes)
-        self._server = PeerServer([self._kept], address, token, encode=self._encode)
+        self._server = PeerServer([self._kept], address, token, encode=self._encode, is_alive=self._is_alive)
         self.port = self._server.port
 
     def close(self) -> None:
@@ -60,8 +60,13 @@ class EncoderServer:
         self._server.close()
         self._kept.close()
 
+    def _is_alive(self) -> bool:
+        return not (self._loop.is_dead or self._loop.is_restarting)
+
     def _encode(self, key: str, data: bytes) -> bytes:
         """Return the packed rows of an item. Runs in the thread of a client."""
+        if not self._is_alive():
+            raise PeerError("the engine's process has died")
         namespace, _, name = key.partition("/")
         if namespace != self._namespace:
             raise ValueError("it has another checkpoint, dtype, quantization, kernels, batch_invariant or version of sensorium")

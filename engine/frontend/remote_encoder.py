@@ -22,7 +22,7 @@ from ..core_info import CoreInfo
 from ..stats import TransferStats
 from ..transfer_config import peer_token
 
-_LOOKUP_SECONDS = 3.0  # time limit of connecting and of looking up rows that are kept
+_LOOKUP_SECONDS = 3.0  # time limit of connecting and of looking up rows that are kept; encoding is limited by signs of life
 _log = logging.getLogger(__name__)
 
 

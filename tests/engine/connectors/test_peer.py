@@ -7,12 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 import torch
-from sensorium.engine.connectors import backoff, peer_server, wire
+from sensorium.engine.connectors import backoff, handshakes, peer, peer_server, wire
 from sensorium.engine.connectors.backoff import Backoff
 from sensorium.engine.connectors.memory import MemoryConnector
 from sensorium.engine.connectors.packing import PackedSpec, pack
@@ -21,6 +20,7 @@ from sensorium.engine.connectors.peer_server import PeerServer
 from sensorium.engine.connectors.tensor_store import TensorStore
 from sensorium.engine.connectors.wire import GREETING, NONCE_BYTES, PROOF_BYTES, PeerError, Status, response_parts
 from sensorium.mm.hashing import digest
+from waiting import LONG
 
 NAMESPACE = digest("test")
 TENSOR = torch.arange(6.0).view(2, 3)
@@ -43,7 +43,7 @@ def serving(token: str = "", **options) -> Iterator[tuple[MemoryConnector, str]]
         yield memory, f"127.0.0.1:{server.port}"
     finally:
         server.close()
-        names = ("sensorium-peer", "sensorium-peer-server")
+        names = ("sensorium-peer", "sensorium-peer-server", "sensorium-peer-heartbeat")
         assert not [thread for thread in threading.enumerate() if thread.name in names]
 
 
@@ -126,21 +126,104 @@ def test_a_hostile_client_is_disconnected_and_others_are_served(message, knows_t
             assert client.get(key_of(0), 100) == b"data"
 
 
+def connect(address: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 10)
+
+
+def greet(connection: socket.socket) -> None:
+    """Do a handshake as a client without a token."""
+    greeting = wire.receive(connection, len(GREETING) + NONCE_BYTES, time.monotonic() + 10)
+    connection.sendall(wire.proof_of("", bytes(greeting[len(GREETING) :])))
+
+
 def test_a_slow_request_ends_and_connections_are_limited(monkeypatch):
     monkeypatch.setattr(peer_server, "MAX_CONNECTIONS", 2)
     with serving(seconds=0.2) as (_, address):
-        port = int(address.rpartition(":")[2])
-        slow = socket.create_connection(("127.0.0.1", port), 10)
-        greeting = wire.receive(slow, len(GREETING) + NONCE_BYTES, time.monotonic() + 10)
-        slow.sendall(wire.proof_of("", bytes(greeting[len(GREETING) :])) + wire._REQUEST.pack(2, 200, 200))
-        assert slow.recv(1) == b""  # closed after 0.2 s, though it is open on this side
-        with socket.create_connection(("127.0.0.1", port), 10) as first:
-            assert first.recv(1)
-            connect = partial(socket.create_connection, ("127.0.0.1", port), 10)
-            with connect() as second, connect() as third:
-                assert second.recv(1)
-                assert third.recv(1) == b""
-        slow.close()
+        with connect(address) as slow:
+            greet(slow)
+            slow.sendall(wire._REQUEST.pack(2, 200, 200))
+            assert slow.recv(1) == b""  # closed after 0.2 s, though it is open on this side
+        with closing(PeerConnector(address)) as first, closing(PeerConnector(address)) as second:
+            for client in (first, second):
+                assert client.get(key_of(0), 100) is None
+            with pytest.raises(PeerError):
+                PeerConnector(address).get(key_of(0), 100)
+
+
+def test_silent_clients_take_no_place(monkeypatch):
+    monkeypatch.setattr(peer_server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(handshakes, "HANDSHAKE_SECONDS", LONG)
+    monkeypatch.setattr(handshakes, "MAX_HANDSHAKES", 4)
+    with serving() as (_, address), ExitStack() as stack:
+        silent = [stack.enter_context(connect(address)) for _ in range(8)]
+        with closing(PeerConnector(address, seconds=LONG)) as client:
+            assert client.get(key_of(0), 100) is None
+        for connection in silent[:4]:  # the oldest ones
+            wire.receive(connection, len(GREETING) + NONCE_BYTES, time.monotonic() + 10)
+            assert connection.recv(1) == b""
+        silent[-1].sendall(bytes(PROOF_BYTES - 1))
+        with closing(PeerConnector(address, seconds=LONG)) as client:
+            assert client.get(key_of(0), 100) is None
+
+
+def test_a_late_proof_ends_the_connection(monkeypatch):
+    monkeypatch.setattr(handshakes, "HANDSHAKE_SECONDS", 0.05)
+    with serving() as (_, address), connect(address) as connection:
+        wire.receive(connection, len(GREETING) + NONCE_BYTES, time.monotonic() + 10)
+        assert connection.recv(1) == b""
+
+
+def test_a_thread_that_cannot_start_ends_one_connection_only(monkeypatch):
+    failures, start = [1], threading.Thread.start
+
+    def fail_once(thread: threading.Thread) -> None:
+        if thread.name == "sensorium-peer" and failures:
+            failures.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    monkeypatch.setattr(backoff, "RETRY_SECONDS", 0.0)
+    with serving() as (_, address), closing(PeerConnector(address)) as client:
+        with pytest.raises(PeerError):
+            client.get(key_of(0), 100)
+        assert client.get(key_of(0), 100) is None
+
+
+def test_a_client_that_waits_gets_signs_of_life(monkeypatch):
+    monkeypatch.setattr(peer_server, "HEARTBEAT_SECONDS", 0.01)
+    release = threading.Event()
+
+    def encode(key: str, data: bytes) -> bytes:
+        assert release.wait(LONG)
+        return b"rows"
+
+    with serving(encode=encode) as (_, address), connect(address) as connection:
+        greet(connection)
+        wire.send(connection, wire.request_parts(wire.Operation.ENCODE, key_of(0).encode()), time.monotonic() + 10)
+        alive = b"".join(response_parts(Status.WORKING))
+        for _ in range(3):
+            assert wire.receive(connection, len(alive), time.monotonic() + LONG) == alive
+        release.set()
+        assert wire.receive_response(connection, 100, time.monotonic() + LONG) == (Status.OK, b"rows")
+
+
+def test_a_peer_that_is_silent_is_given_up_before_its_time_limit(monkeypatch):
+    for module in (peer, wire):
+        monkeypatch.setattr(module, "SILENCE_SECONDS", 0.1)
+    asks = (lambda client: client.get(key_of(0), 100), lambda client: client.put(key_of(0), bytes(64 << 20)))  # nobody reads it
+    for ask in asks:
+        with hostile_server(lambda connection: None) as address, pytest.raises(PeerError):
+            ask(PeerConnector(address, seconds=10 * LONG))
+
+
+def test_addresses_of_ip_version_6():
+    if not socket.has_ipv6:
+        pytest.skip("there is no IPv6")
+    server = PeerServer([MemoryConnector(1 << 20)], "[::1]:0")
+    with closing(PeerConnector(f"[::1]:{server.port}")) as client:
+        assert client.get(key_of(0), 100) is None
+    server.close()
 
 
 @contextmanager
@@ -181,6 +264,12 @@ def hostile_server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 GOOD = b"".join(response_parts(Status.OK, pack(key_of(0), {"block": TENSOR})))
 
 
+def stay_alive(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"".join(response_parts(Status.WORKING)))
+        time.sleep(0.01)
+
+
 def drip(connection: socket.socket) -> None:
     for byte in GOOD:
         connection.sendall(bytes([byte]))
@@ -190,6 +279,11 @@ def drip(connection: socket.socket) -> None:
 ANSWERS = {
     "nothing": (lambda connection: None, "failed"),
     "drip": (drip, "failed"),
+    "signs of life only": (stay_alive, "failed"),
+    "a sign of life with data": (
+        lambda connection: connection.sendall(b"".join(response_parts(Status.WORKING, b"x")) + GOOD),
+        "failed",
+    ),
     "dies": (lambda connection: (connection.sendall(GOOD[:-20]), connection.close()), "failed"),
     "half open": (lambda connection: connection.sendall(GOOD[:-20]), "failed"),
     "status": (lambda connection: connection.sendall(b"\x09" + GOOD[1:]), "failed"),
@@ -219,6 +313,13 @@ def test_a_wrong_short_or_late_answer_is_never_served(kind):
             assert stats.failed == 1
         assert getattr(stats, counted) == 1
         assert stats.hits == 0
+        store.close()
+
+
+def test_signs_of_life_come_before_the_answer():
+    with hostile_server(lambda connection: connection.sendall(3 * b"".join(response_parts(Status.WORKING)) + GOOD)) as address:
+        store = TensorStore("KV blocks", NAMESPACE, [PeerConnector(address)])
+        assert store.get(name_of(0), SPECS) is not None
         store.close()
 
 

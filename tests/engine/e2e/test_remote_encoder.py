@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,11 +24,12 @@ from sensorium.engine.connectors.packing import pack
 from sensorium.engine.connectors.peer import PeerConnector
 from sensorium.engine.connectors.peer_server import PeerServer
 from sensorium.engine.connectors.wire import ItemFailedError, PeerError
+from sensorium.engine.engine_args import EngineArgs
 from sensorium.engine.transfer_config import TOKEN_VARIABLE
 from sensorium.mm.embeddings import ROWS
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
 from sensorium.mm.hashing import digest
-from waiting import LONG
+from waiting import LONG, wait_until
 
 TINY_VL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=2)
@@ -206,6 +212,60 @@ def test_a_slow_encoder_costs_its_time_limit(whole):
         release.set()
 
 
+SERVER = """
+import sys
+from sensorium import LLM
+
+options = {"device": "cpu", "max_model_len": 2048, "warm_up": False, "engine_process": False}
+with LLM(sys.argv[1], parts="encoder", encoder_listen="127.0.0.1:0", **options) as llm:
+    print(llm.engine._encoder_server.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.in_process
+def test_an_encoder_whose_process_is_stopped_is_seen_long_before_the_time_limit(whole, monkeypatch):
+    monkeypatch.setattr(backoff, "RETRY_SECONDS", 0.0)
+    prompts = [image_prompt(seed) for seed in (80, 81, 82)]
+    wanted = [answer(whole, prompt).outputs for prompt in prompts]
+    command = [sys.executable, "-P", "-c", SERVER, str(TINY_VL)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            place = f"127.0.0.1:{int(process.stdout.readline())}"
+            options = {"encoder": place, "encoder_seconds": 10 * LONG}
+            with make(**options) as both, make(parts="decoder", **options) as language:
+                assert [answer(llm, prompts[0]).outputs for llm in (both, language)] == [wanted[0]] * 2
+                process.send_signal(signal.SIGSTOP)
+                assert answer(both, prompts[1]).outputs == wanted[1]
+                assert (counts(both).failed, counts(both).fallbacks) == (1, 1)
+                assert answer(language, prompts[1]).error.code == "unreachable"
+                process.send_signal(signal.SIGCONT)
+                assert [answer(llm, prompts[2]).outputs for llm in (both, language)] == [wanted[2]] * 2
+                assert counts(both).fallbacks == 1
+        finally:
+            process.kill()
+
+
+@pytest.mark.in_process
+def test_an_engine_of_an_encoder_that_is_stopped_is_ended_and_nobody_waits_for_the_next_one(whole, monkeypatch):
+    monkeypatch.setattr(backoff, "RETRY_SECONDS", 0.0)
+    prompts = [image_prompt(seed) for seed in (83, 84, 85)]
+    wanted, may_restart = [answer(whole, prompt).outputs for prompt in prompts], threading.Event()
+    with encoder_of(engine_process=True, engine_restarts=1, engine_standby=False) as encoder:
+        core, loop = encoder.engine.loop.core, encoder.engine.loop
+        restart = core._restart
+        monkeypatch.setattr(core, "_restart", lambda: may_restart.wait(LONG) and restart())
+        with make(encoder=address(encoder), encoder_seconds=10 * LONG) as both:
+            os.kill(core.pid, signal.SIGSTOP)
+            assert answer(both, prompts[0]).outputs == wanted[0]
+            assert answer(both, prompts[1]).outputs == wanted[1]
+            assert (counts(both).failed, counts(both).fallbacks) == (2, 2)
+            may_restart.set()
+            wait_until(lambda: not loop.is_restarting)
+            assert answer(both, prompts[2]).outputs == wanted[2]
+            assert (counts(both).failed, counts(both).fallbacks) == (2, 2)
+
+
 def test_the_next_encoder_is_asked_if_one_is_gone(encoder, whole):
     dead = free_address()
     with make(parts="decoder", encoder=[dead, address(encoder)]) as language:
@@ -309,6 +369,16 @@ def test_options_that_cannot_be_honoured(options, param, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         make_config("m", options)
     assert caught.value.info.param == param
+
+
+def test_an_address_of_ip_version_6_is_an_option_of_the_command_line():
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    args = EngineArgs.from_cli_args(parser.parse_args(["--model", "m", "--encoder", "[::1]:9002"]))
+    assert make_config("m", {"encoder": args.encoder}).encoder == ("[::1]:9002",)
+    both = parser.parse_args(["--model", "m", "--encoder", '["[::1]:9002", "h:9003"]'])
+    assert make_config("m", {"encoder": both.encoder}).encoder == ("[::1]:9002", "h:9003")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--model", "m", "--encoder", "[::1]"])
 
 
 @pytest.mark.parametrize("options", [{"encoder": "127.0.0.1:1"}, {"encoder_listen": "127.0.0.1:1", "parts": "encoder"}])
