@@ -6,10 +6,12 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from .backoff import Backoff
 from .wire import (
     GREETING,
+    MAX_BYTES,
     MAX_KEYS_BYTES,
     NONCE_BYTES,
     SILENCE_SECONDS,
@@ -31,7 +33,8 @@ _REASON_BYTES = 1000
 class PeerConnector:
     """Asks the server at `host:port`. See `Connector`.
 
-    After a failure, it is not asked for a while (`Backoff`), so that a dead peer costs one time limit and not one per key.
+    After a failure, the server is not asked for a while (`Backoff`), so that a dead peer costs one time limit and not one per
+    key. `close` ends requests in progress.
     A peer that gives no sign of life for `SILENCE_SECONDS` has failed, whatever its time limit.
 
     Args:
@@ -45,6 +48,7 @@ class PeerConnector:
         host, _, port = address.rpartition(":")
         self.address, self._target, self._token, self._seconds = address, (host.strip("[]"), int(port)), token, seconds
         self._idle: list[socket.socket] = []
+        self._busy = set[socket.socket]()  # those of requests in progress, which `close` ends
         self._lock = threading.Lock()
         self._backoff, self._is_closed = Backoff(), False
 
@@ -60,8 +64,10 @@ class PeerConnector:
         Raises:
             PeerError: as `_ask`, with the time limit `seconds`.
             ValueError: the response has more than `limit` bytes.
-            ItemFailedError: the encoder fails on this item.
+            ItemFailedError: the encoder fails on this item, or its inputs are larger than a request may be.
         """
+        if len(inputs) > MAX_BYTES:
+            raise ItemFailedError(f"its inputs have {len(inputs):,} bytes, and a request at most {MAX_BYTES:,}")
         rows = self._ask(Operation.ENCODE, [key], inputs, limit, seconds)
         if rows is None:
             raise PeerError(f"{self.address} has no rows")
@@ -88,6 +94,9 @@ class PeerConnector:
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
+            for connection in self._busy:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
         for connection in idle:
             connection.close()
 
@@ -106,6 +115,7 @@ class PeerConnector:
         connection = None
         try:
             connection = self._connect(deadline)
+            self._begin(connection)
             joined = "\n".join(keys).encode("ascii")
             if len(joined) > MAX_KEYS_BYTES:
                 raise PeerError(f"{len(keys)} keys are too many for a request")
@@ -113,7 +123,7 @@ class PeerConnector:
             status, answer = receive_response(connection, max(limit, _REASON_BYTES), deadline)
         except (OSError, ValueError) as error:
             if connection is not None:
-                connection.close()
+                self._drop(connection)
             if isinstance(error, ValueError):
                 raise
             self._backoff.record_failure()
@@ -146,8 +156,20 @@ class PeerConnector:
             raise
         return connection
 
+    def _begin(self, connection: socket.socket) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise PeerError("the connector is closed")
+            self._busy.add(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+
     def _keep(self, connection: socket.socket) -> None:
         with self._lock:
+            self._busy.remove(connection)
             if not self._is_closed and len(self._idle) < _IDLE_CONNECTIONS:
                 self._idle.append(connection)
                 return

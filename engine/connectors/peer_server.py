@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 from .handshakes import MAX_HANDSHAKES, greeted_connections
 from .interface import KEY, Connector
-from .wire import HEARTBEAT_SECONDS, ItemFailedError, Operation, Status, receive_request, response_parts, send
+from .wire import HEARTBEAT_SECONDS, MAX_BYTES, ItemFailedError, Operation, Status, receive_request, response_parts, send
 
-MAX_BYTES = 1 << 30  # of the data of a request or response
 MAX_CONNECTIONS = 64  # of clients that know the token
 _IDLE_SECONDS = 300.0  # after which a connection without requests is closed
 _CLOSE_SECONDS = 5.0

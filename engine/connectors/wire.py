@@ -18,6 +18,7 @@ from enum import IntEnum
 GREETING = b"sensorium-peer-2"
 NONCE_BYTES, PROOF_BYTES = 32, 32
 MAX_KEYS_BYTES = 4 << 20  # of the keys of a request
+MAX_BYTES = 1 << 30  # of the data of a request or response
 HEARTBEAT_SECONDS, SILENCE_SECONDS = 0.5, 2.0
 _REQUEST = struct.Struct("<BIQ")  # operation, bytes of keys, bytes of data
 _RESPONSE = struct.Struct("<BQ")  # status, bytes of data

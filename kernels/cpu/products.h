@@ -169,8 +169,8 @@ INLINE void accumulate(typename Kind::Sum (&acc)[R][P][VECTORS], const char* pan
 
 // Write the sums of R rows, from row i on, and P panels, from output `first` on.
 template <class Kind, class T, int R, int P>
-INLINE void write(const typename Kind::Sum (&acc)[R][P][VECTORS], const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i,
-                  int64_t first, T* out) {
+INLINE void write_sums(const typename Kind::Sum (&acc)[R][P][VECTORS], const Weights& w, const Rows<typename Kind::Row>& rows,
+                       int64_t i, int64_t first, T* out) {
     const int PART = 16 / LANES;  // registers of 16 outputs, which are stored at once
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++)
@@ -196,7 +196,7 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
     typename Kind::Sum acc[R][P][VECTORS] = {};
     const int64_t bytes = w.steps * Kind::BYTES;
     accumulate<Kind, R, P, 0>(acc, w.panels + first / WIDTH * bytes, bytes, rows.at(i), rows.stride, w.steps, nullptr);
-    write<Kind, T>(acc, w, rows, i, first, out);
+    write_sums<Kind, T>(acc, w, rows, i, first, out);
 }
 
 // Add the products of some steps of R rows to `sums`; write them if they are complete.
@@ -210,7 +210,7 @@ static void part_of_product(typename Kind::Sum* sums, const Weights& w, const Ro
     if (step + steps < w.steps)
         memcpy(sums, acc, sizeof acc);
     else
-        write<Kind, T>(acc, w, rows, i, first, out);
+        write_sums<Kind, T>(acc, w, rows, i, first, out);
 }
 
 // A few rows are multiplied with several narrow panels at once, so that there are enough independent sums. Weights of 8 bits are
@@ -225,7 +225,7 @@ static void tile(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t
 
 // Multiply 7 to FEW rows with the panels from `first` to `last`: some steps with all rows, while the weights of the next ones arrive.
 template <class Kind, class T>
-static void few(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t n, int64_t first, int64_t last, T* out) {
+static void multiply_few_rows(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t n, int64_t first, int64_t last, T* out) {
     typedef void Part(typename Kind::Sum*, const Weights&, const Rows<typename Kind::Row>&, int64_t, int64_t, int64_t, int64_t,
                       const char*, T*);
     static Part* const parts[] = {nullptr,
@@ -256,7 +256,7 @@ static void products(const Weights& w, const Rows<typename Kind::Row>& rows, int
     static Tile* const sizes[] = {nullptr,          tile<Kind, T, 1>, tile<Kind, T, 2>, tile<Kind, T, 3>,
                                   tile<Kind, T, 4>, tile<Kind, T, 5>, tile<Kind, T, 6>};
     if constexpr (WIDE)
-        if (n > ROWS && n <= FEW) return few<Kind>(w, rows, n, first, last, out);
+        if (n > ROWS && n <= FEW) return multiply_few_rows<Kind>(w, rows, n, first, last, out);
     const int64_t each = WIDE || n > 3 ? 1 : last - first;  // panels per pass over the rows
     for (int64_t p = first; p < last; p += each)
         for (int64_t i = 0; i < n;) {

@@ -30,7 +30,13 @@ LayerCapture = tuple[AttentionCapture, list[int], list[int]]
 
 @dataclass(frozen=True)
 class CrossInputs:
-    """What the cross-attention of a layer reads: the step's new encoder rows `[rows, hidden]` and the cache of older ones."""
+    """The inputs of a layer's cross-attention.
+
+    Args:
+        rows: encoder rows that this step adds to the cache, `[rows, hidden]`; None if it adds none.
+        cache, attn: the layer's cache of the encoder's keys and values, and how the step reads it.
+        captures: the heads whose attention weights are kept.
+    """
 
     rows: Tensor | None
     cache: Tensor

@@ -54,10 +54,10 @@ class ReadJob:
 
     def items(self) -> list[NamedItem]:
         """Return the files. Raises: InputError: there is none, or the output format is unknown."""
-        form = self.output.output_format
-        if form not in SUFFIXES:
+        output_format = self.output.output_format
+        if output_format not in SUFFIXES:
             formats = ", ".join(SUFFIXES)
-            raise InputError(f"<<param=>>{short_repr(form)}; the known ones are {formats}", param="output_format")
+            raise InputError(f"<<param=>>{short_repr(output_format)}; the known ones are {formats}", param="output_format")
         return documents_of(as_items("files", self.files, "image"))
 
 

@@ -93,7 +93,7 @@ def _rows_request(
         return pooling_request(engine, prompt, pooling, {}, params)
     assert engine.speech is not None
     ids = (engine.speech.placeholder_ids["audio"],) * item.geometry.num_embeds
-    made = ProcessedPrompt(None, ids, (item,), item_of=(0,), salt=cache_salt or "")
+    made = ProcessedPrompt(None, ids, (item,), salt=cache_salt or "")
     return RequestHandle(RequestInput(lambda: made, params, pooling=pooling.request(engine.info.pooling)))
 
 

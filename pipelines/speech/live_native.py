@@ -48,7 +48,7 @@ class NativeTranscriber(LiveInput):
 
     Raises:
         ConfigError: the model does not transcribe speech, or `max_model_len` has no room for a stream.
-        InputError: this model cannot honour an option.
+        InputError: this model cannot honour an option, or the engine has no encoder.
     """
 
     def __init__(self, engine: Engine, options: LiveOptions) -> None:
@@ -56,6 +56,10 @@ class NativeTranscriber(LiveInput):
         rule = None if engine.speech is None else engine.speech.stream_rule()
         assert rule is not None
         self._rule, self._row = rule, rule.row_samples
+        if not engine.config.encodes("audio"):
+            raise InputError(
+                "this model's encoder keeps the state of a stream, but this engine has none (parts)", code="unsupported"
+            )
         for option in fields(options):
             if option.name in _UNKNOWN and getattr(options, option.name) != option.default:
                 raise unknown_argument(option.name, [other.name for other in fields(options) if other.name not in _UNKNOWN])
@@ -178,7 +182,7 @@ class NativeTranscriber(LiveInput):
         key = f"{self._stream_id:016x}{self._rows:016x}".ljust(64, "0")
         feature = MultiModalFeature("audio", kwargs, where, ItemGeometry(rows, 1, 1, linear=True, ahead=ahead), key)
         if self.handle is None:
-            made = ProcessedPrompt(None, prompt, (feature,), item_of=(0,), salt=self._salt)
+            made = ProcessedPrompt(None, prompt, (feature,), salt=self._salt)
             self.handle = RequestHandle(RequestInput(lambda: made, self._params, hold_open=not is_last))
             output = await answer(self.handle)
         else:

@@ -86,8 +86,8 @@ class Attention(nn.Module):
     def forward(self, x, mask):
         n, joined = len(x), self.qkv(x)
         q, k, v = joined.unflatten(-1, (-1, self.dim)).split([self.heads, self.kv, self.kv], 1)
-        place = 1 + ((torch.arange(1, n + 1).float().log()[:, None] * self.tau.alpha).sigmoid() - 0.5)
-        of_query, of_value = (torch.tanh(F.gelu(joined) @ w.T) + place for w in (self.tau.wq, self.tau.wv))
+        of_position = 1 + ((torch.arange(1, n + 1).float().log()[:, None] * self.tau.alpha).sigmoid() - 0.5)
+        of_query, of_value = (torch.tanh(F.gelu(joined) @ w.T) + of_position for w in (self.tau.wq, self.tau.wv))
         q, v = q * of_query[..., None], v * of_value[:, : self.kv, None]
         q, k = self.rotate(q), self.rotate(k)
         q, k, v = q.transpose(0, 1), *(part.transpose(0, 1).repeat_interleave(self.heads // self.kv, 0) for part in (k, v))
@@ -160,8 +160,8 @@ class Composed(ComposedModel):
             image = self.model["vision"](pixel_values, tiling)
             rows = len(image)
             x = torch.cat([x[:1], image, x[1 + rows :]])
-        place = torch.arange(len(ids))
-        mask = (place <= place[:, None]) | ((place <= rows) & (place[:, None] <= rows) & bool(rows))
+        positions = torch.arange(len(ids))
+        mask = (positions <= positions[:, None]) | ((positions <= rows) & (positions[:, None] <= rows) & bool(rows))
         for layer in text.blocks:
             x = layer(x, mask)
         return text.lm_head(text.post_ln(x))

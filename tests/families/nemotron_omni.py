@@ -120,18 +120,18 @@ def call(processor, text, data):
     pieces = []
     for piece in re.split("(<image>|<video>|<so_embedding>)", text):
         if piece == "<image>":
-            found = processor.image_processor([next(media["image"])], return_tensors="pt")
-            views.append(found)
-            piece = processor.replace_image_token(found, 0)
+            inputs = processor.image_processor([next(media["image"])], return_tensors="pt")
+            views.append(inputs)
+            piece = processor.replace_image_token(inputs, 0)
         elif piece == "<video>":
             frames = next(media["video"])
-            found = processor.video_processor([frames.copy()], do_sample_frames=False, return_tensors="pt")
+            inputs = processor.video_processor([frames.copy()], do_sample_frames=False, return_tensors="pt")
             times = SimpleNamespace(fps=FPS, frames_indices=list(range(len(frames))))
-            piece = processor.replace_video_token(found, 0, num_frames=len(frames), video_metadata=times)
+            piece = processor.replace_video_token(inputs, 0, num_frames=len(frames), video_metadata=times)
             texts = None
             if processor.video_pruning_rate:
-                texts, piece = pruned_text(processor, piece, int(found["num_tokens"][0]))
-            views.append({"pixel_values_videos": found["pixel_values_videos"], "texts": texts})
+                texts, piece = pruned_text(processor, piece, int(inputs["num_tokens"][0]))
+            views.append({"pixel_values_videos": inputs["pixel_values_videos"], "texts": texts})
         elif piece == "<so_embedding>":
             features, mask, counts = processor._process_audio([next(media["audio"])], {"sampling_rate": RATE})
             sounds.append({"input_features": features, "input_features_mask": mask})

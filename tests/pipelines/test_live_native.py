@@ -280,6 +280,21 @@ def test_an_error_in_the_last_chunk_ends_the_sequence(llm: LLM, monkeypatch: pyt
     assert events[-1].kind == "ended"
 
 
+def test_an_error_in_the_first_chunk_has_its_code(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(modality: str, tensors: Any) -> Any:
+        raise InputError("broken")
+
+    monkeypatch.setattr(llm.engine.loop.core.executor.runner.model, "embed_multimodal", fail)
+    events = asyncio.run(stream(llm, [clip(1)], **WHOLE))
+    assert {event.error.code for event in events if event.error is not None} == {"encoder_failed"}
+
+
+def test_an_engine_without_its_encoder_takes_no_live_audio(llm: LLM) -> None:
+    with LLM(llm.config.model, parts="decoder") as language, pytest.raises(InputError) as caught:
+        language.live_audio(RATE)
+    assert caught.value.info.code == "unsupported"
+
+
 def test_rows_of_chunks_stay_in_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     store, written = llm.engine.loop.core.executor.runner.store, []
     put = store.put

@@ -91,8 +91,8 @@ def test_searchable_pdfs(http):
 
 def test_searchable_pdfs_in_json_and_events_are_base64(http):
     fields = {"include[]": "pdf", "text_layer": "never", "max_tokens": "4"}
-    found = post(http, LINE.read_bytes(), "line.png", **fields).json()
-    assert base64.b64decode(found["contents"]["pdf"]).startswith(b"%PDF-")
+    document = post(http, LINE.read_bytes(), "line.png", **fields).json()
+    assert base64.b64decode(document["contents"]["pdf"]).startswith(b"%PDF-")
     *_, done = events(post(http, PDF, stream="true", response_format="pdf"))
     assert pages_of(base64.b64decode(done["document"]["content"])) == pages_of(PDF)
 

@@ -113,6 +113,8 @@ class FireRedAttention:
 
 
 class FireRedLayer:
+    """A layer of the conformer: half an MLP, attention, a convolution over time, half an MLP, a norm."""
+
     def __init__(self, s: FireRedEncoderSpec, build: Builder) -> None:
         names = ("net.0", "net.1", "net.4")
         self.first_mlp = ConformerMlp(ConformerMlpSpec(s.width, s.inner, names), build.scope("ffn1"))

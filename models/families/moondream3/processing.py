@@ -88,8 +88,8 @@ class Moondream3ProcessingInfo(TextPlaceholders, TiledInfo):
 
     def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
         """Return the tokenizer's own token, or else that of coordinates, which texts do not contain."""
-        own = None if self.files.token_to_id is None else self.files.token_to_id(_IMAGE)
-        return {"image": (self.files.config["tokenizer"]["coord_id"] if own is None else own,)}
+        token = None if self.files.token_to_id is None else self.files.token_to_id(_IMAGE)
+        return {"image": (self.files.config["tokenizer"]["coord_id"] if token is None else token,)}
 
     def resolve_token_ids(self) -> None:
         self.first = self.config_token_id(self.files.config["tokenizer"]["bos_id"])
@@ -100,8 +100,8 @@ class Moondream3ProcessingInfo(TextPlaceholders, TiledInfo):
     def resolve_spec(self, modality: str) -> TileSpec:
         vision, options = self.files.config["vision"], self.merged_kwargs[modality]
         patch, side, margin = vision["enc_patch_size"], vision["enc_n_layers"], vision["overlap_margin"]
-        known = positive_int_or(vision, "max_crops", 12)
-        most = 1 if is_low_detail(options) else positive_int_or(options, "max_crops", known, known)
+        limit = positive_int_or(vision, "max_crops", 12)
+        most = 1 if is_low_detail(options) else positive_int_or(options, "max_crops", limit, limit)
         tiling = MoondreamTiles(patch, side, (margin, margin), most)
         return TileSpec(
             IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, filter="lanczos", resample="pillow", tiling=tiling, patch=patch

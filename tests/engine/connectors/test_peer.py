@@ -18,7 +18,15 @@ from sensorium.engine.connectors.packing import PackedSpec, pack
 from sensorium.engine.connectors.peer import PeerConnector
 from sensorium.engine.connectors.peer_server import PeerServer
 from sensorium.engine.connectors.tensor_store import TensorStore
-from sensorium.engine.connectors.wire import GREETING, NONCE_BYTES, PROOF_BYTES, PeerError, Status, response_parts
+from sensorium.engine.connectors.wire import (
+    GREETING,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    ItemFailedError,
+    PeerError,
+    Status,
+    response_parts,
+)
 from sensorium.mm.hashing import digest
 from waiting import LONG
 
@@ -164,6 +172,45 @@ def test_silent_clients_take_no_place(monkeypatch):
         silent[-1].sendall(bytes(PROOF_BYTES - 1))
         with closing(PeerConnector(address, seconds=LONG)) as client:
             assert client.get(key_of(0), 100) is None
+
+
+def test_an_item_that_is_too_large_fails_alone(monkeypatch):
+    """It does not count as a failure of the server, which is asked for the next item at once."""
+    monkeypatch.setattr(peer, "MAX_BYTES", 100)
+    with serving(encode=lambda key, data: data) as (_, address), closing(PeerConnector(address)) as client:
+        with pytest.raises(ItemFailedError):
+            client.encode(key_of(0), bytes(101), 1000, LONG)
+        assert client.encode(key_of(1), bytes(100), 1000, LONG) == bytes(100)
+
+
+def test_close_ends_a_request_in_progress():
+    begun, done, errors = threading.Event(), threading.Event(), []
+
+    def encode(key, data):
+        begun.set()
+        done.wait(LONG)
+        return data
+
+    def ask():
+        try:
+            client.encode(key_of(0), b"", 100, LONG)
+        except PeerError as error:
+            errors.append(error)
+
+    with serving(encode=encode) as (_, address):
+        client = PeerConnector(address)
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        assert begun.wait(LONG)
+        client.close()
+        thread.join(LONG)
+        assert errors
+        assert not client._busy
+        done.set()
+        closed = PeerConnector(address)
+        closed.close()
+        with pytest.raises(PeerError):
+            closed.get(key_of(0), 100)
 
 
 def test_a_late_proof_ends_the_connection(monkeypatch):

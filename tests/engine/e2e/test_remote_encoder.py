@@ -231,8 +231,8 @@ def test_an_encoder_whose_process_is_stopped_is_seen_long_before_the_time_limit(
     command = [sys.executable, "-P", "-c", SERVER, str(TINY_VL)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            place = f"127.0.0.1:{int(process.stdout.readline())}"
-            options = {"encoder": place, "encoder_seconds": 10 * LONG}
+            listens_at = f"127.0.0.1:{int(process.stdout.readline())}"
+            options = {"encoder": listens_at, "encoder_seconds": 10 * LONG}
             with make(**options) as both, make(parts="decoder", **options) as language:
                 assert [answer(llm, prompts[0]).outputs for llm in (both, language)] == [wanted[0]] * 2
                 process.send_signal(signal.SIGSTOP)
