@@ -21,6 +21,13 @@ def item_runs(prompt_length: int, features: Sequence[MultiModalFeature], *causal
     return [run for feature in features if feature.modality not in (PROMPT_EMBEDS, *causal) for run in feature.range.runs]
 
 
+@register
+def item_ranges(prompt_length: int, features: Sequence[MultiModalFeature]) -> list[tuple[int, int]]:
+    """Return the range of each item as a span of prompt attention."""
+    ranges = (feature.range for feature in features if feature.modality != PROMPT_EMBEDS)
+    return list(dict.fromkeys((where.offset, where.end) for where in ranges))
+
+
 PREFIX_LM = PromptAttention("bidirectional_prompt", Rule.of(whole_prompt), whole_prompt=True)
 """All tokens of the prompt see each other (prefix-LM of PaliGemma, encoder-only models)."""
 

@@ -15,6 +15,7 @@ from ....callers.errors import ConfigError
 from ....mm.rules import PromptAttention, Rule
 from ....mm.tiling.whole import BoundedSides, Successive
 from ....mm.types import EmbeddingItem, ItemGeometry, MediaHeader
+from ....processors.bases.attention_rules import item_ranges
 from ....processors.bases.tiles import TiledInfo, TileSpec, positive_int_or
 from ....processors.files import ProcessorFiles
 from ....processors.images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, apply_resample
@@ -22,7 +23,7 @@ from ....processors.interface import Span
 from ....processors.options import is_low_detail
 from ....processors.patches import LOW_DETAIL
 from ....processors.spans import build_span
-from .rules import item_ranges, one_position
+from .rules import one_position
 
 _EDGES = ("longest_edge", "shortest_edge")
 _SHORTEST, _MAX_PIXELS = 224, 14 * 14 * 9 * 1024

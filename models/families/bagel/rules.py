@@ -1,4 +1,4 @@
-"""Rules of BAGEL: the tokens of an image, its start and end token included, see each other at one position."""
+"""The rule of BAGEL: the tokens of an image, its start and end token included, are at one position."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ....mm.embeddings import PROMPT_EMBEDS
 from ....mm.positions import PlacedItem
 from ....mm.rules import register
-from ....mm.types import MultiModalFeature
-
-
-@register
-def item_ranges(prompt_length: int, features: Sequence[MultiModalFeature]) -> list[tuple[int, int]]:
-    """Return the range of each item as a span of prompt attention."""
-    ranges = (feature.range for feature in features if feature.modality != PROMPT_EMBEDS)
-    return list(dict.fromkeys((where.offset, where.end) for where in ranges))
 
 
 @register

@@ -20,6 +20,7 @@ from ....mm.rules import PromptAttention, Rule
 from ....mm.tiling.overlapped import OverlappedTiles
 from ....mm.tiling.plan import Size
 from ....mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ....processors.bases.attention_rules import item_ranges
 from ....processors.bases.text_placeholders import TextPlaceholders
 from ....processors.bases.tiles import TiledInfo, TileSpec, positive_int_or
 from ....processors.files import ProcessorFiles
@@ -27,7 +28,6 @@ from ....processors.images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD,
 from ....processors.interface import Span
 from ....processors.options import is_low_detail
 from ....processors.spans import build_span
-from ..bagel.rules import item_ranges
 from .config import hub_config
 
 _IMAGE = "<image>"
