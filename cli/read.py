@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..callers.errors import ConfigError, ErrorInfo, InputError
 from .common import add_model_arguments, engine_options, positive_int
 from .output import exit_code, exit_on_signals, print_error, print_line, printable
-from .sources import path_or_url, read_sources
+from .sources import check_stdin_once, path_or_url, read_stdin
 from .wording import message_of
 
 if TYPE_CHECKING:
@@ -66,15 +66,27 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "pdf" and args.output_dir is None and not args.plan:
         raise ConfigError("--format pdf needs --output-dir, as PDFs are not printed; give it")
     _check_model_options(args)
-    from ..pipelines.documents.inputs import SUFFIXES, documents_of
-    from ..pipelines.files import NamedItem
-
-    options = _options(args)
-    sources = read_sources(args.files, "image", SUFFIXES)
-    items = documents_of(NamedItem(source.name, source.item) for source in sources)
+    options, items = _options(args), _items(args.files)
     if args.plan:
         return _print_plan(args, items, options)
     return _read(args, items, options)
+
+
+def _items(words: Sequence[str]) -> list[NamedItem]:
+    """Return the files that the words of the command line name.
+
+    Raises:
+        InputError: a folder or pattern has no file, or cannot be listed. ConfigError: stdin is a terminal or is named twice.
+    """
+    from ..pipelines.documents.inputs import documents_of
+    from ..pipelines.files import NamedItem
+
+    check_stdin_once(words)
+    items = documents_of(NamedItem("-", read_stdin("image file")) if word == "-" else word for word in words)
+    for item in items:
+        if isinstance(item.item, InputError) and item.source in words:  # the error of a subfolder is one among its documents
+            raise item.item
+    return items
 
 
 def _check_model_options(args: argparse.Namespace) -> None:
@@ -110,7 +122,7 @@ def _read(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOpt
     if args.output_dir is not None:
         folder = DocumentFolder(args.output_dir, items, args.format, args.resume, policy)
     reader = _reader(args, options)
-    errors, names = list[ErrorInfo](), [] if args.draw is None else output_names([item.source for item in items], "")
+    errors, names = list[ErrorInfo](), [] if args.draw is None else output_names(items, "")
     path = None if folder is None else folder.manifest
     with Manifest(path) as manifest, exit_on_signals(manifest.give_back), _progress(manifest) as on_records:
         documents = DocumentReader(items, reader, options, policy, manifest, on_records)

@@ -38,16 +38,21 @@ def read_sources(words: Iterable[str], modality: str, suffixes: Sequence[str] = 
     Raises:
         InputError: nothing has this name. ConfigError: stdin is a terminal or is named twice.
     """
-    sources: list[Source] = []
+    sources, words = list[Source](), list(words)
+    check_stdin_once(words)
     for word in words:
         if word == "-":
-            if any(isinstance(source.item, bytes) for source in sources):
-                raise ConfigError("- is given twice, but stdin holds one file; give it once")
             sources.append(Source("-", read_stdin(f"{modality} file")))
         else:
             files = [word] if URL.match(word) else local_files(word, modality, suffixes)
             sources += [Source(shorten_name(file), file) for file in files]
     return sources
+
+
+def check_stdin_once(words: Sequence[str]) -> None:
+    """Raise ConfigError if stdin is named twice."""
+    if words.count("-") > 1:
+        raise ConfigError("- is given twice, but stdin holds one file; give it once")
 
 
 def check_files(sources: Sequence[Source], every: bool) -> None:

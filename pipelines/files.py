@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,25 +31,32 @@ _MAX_DATA_URL = 40  # characters of a data: URL in a name
 _MAX_NAME = 4096  # characters of a name
 _AT_ONCE = 16  # files that are looked into at a time
 URL = re.compile(r"(?i)[\0-\x20]*data:|(file|https?):|[\0-\x20]*(file|https?)://")
+Entered = Callable[[str], bool]
+"""Returns whether the files of a subfolder, which is given by its path, are items too."""
 
 
 @dataclass(frozen=True)
 class NamedItem:
     """One item. `source` is the path or URL that names it, with "#page=N" for a page; "" if it has none.
 
-    `item` is an InputError if a file that holds several items could not be opened.
+    `item` is an InputError if a file or folder that holds several items could not be opened. `subfolder` is the path of its
+    folder, relative to the folder that the caller named; "" if the file lies in that one, or was named itself.
     """
 
     source: str
     item: object
+    subfolder: str = ""
 
 
-def named_items(items: Iterable[object], modality: str, suffixes: Iterable[str] = ()) -> Iterator[NamedItem]:
+def named_items(
+    items: Iterable[object], modality: str, suffixes: Iterable[str] = (), enters: Entered | None = None
+) -> Iterator[NamedItem]:
     """Yield the items of a caller's list under their names. A folder or a pattern gives its files, sorted by name.
 
     Args:
         items: paths, URLs, bytes, pixels, samples, `Media` of one of these, ...; a NamedItem is kept.
         suffixes: further file extensions that are read from a folder.
+        enters: a folder also gives the files of its subfolders that this chooses; None: it gives only its own.
     """
     from ..mm.types import Media
 
@@ -63,13 +70,71 @@ def named_items(items: Iterable[object], modality: str, suffixes: Iterable[str] 
             yield NamedItem(_name(path), item)
             continue
         try:
-            files = local_files(path, modality, suffixes)
+            files = _local_items(path, modality, suffixes, enters)
         except InputError as error:
             yield NamedItem(path, error)
             continue
         for file in files:
-            same = item if file == path else replace(item, data=file) if type(item) is Media else file
-            yield NamedItem(shorten_name(file), same)
+            same = file.item if file.item != path else item
+            yield replace(file, item=replace(item, data=same) if type(item) is Media and type(same) is str else same)
+
+
+def _local_items(path: str, modality: str, suffixes: Iterable[str], enters: Entered | None = None) -> list[NamedItem]:
+    """Return the files of a folder or those that match a pattern, sorted by name; the path itself if it is neither.
+
+    A subfolder that is entered and cannot be listed is an item with its error.
+
+    Raises:
+        InputError: there are none, or the folder cannot be read.
+    """
+    if not path:
+        raise InputError("the path is empty; give a file, a folder or a pattern", param=modality)
+    expanded = os.path.expanduser(path)
+    try:
+        is_folder, exists = Path(expanded).is_dir(), Path(expanded).exists()
+    except (OSError, ValueError):  # no file can have this name; reading it says so
+        return [NamedItem(shorten_name(path), path)]
+    if is_folder:
+        return _files_below(path, modality, (*SUFFIXES[modality], *suffixes), enters)
+    if exists or not glob.has_magic(path):
+        return [NamedItem(shorten_name(path), path)]
+    try:
+        files = sorted(file for file in glob.glob(expanded, recursive=True) if Path(file).is_file())
+    except OSError as error:
+        raise _unlisted(path, error, modality) from None
+    if not files:
+        raise InputError(f"no file matches {short_repr(path)}; give another pattern or a path", param=modality)
+    return [NamedItem(shorten_name(file), file) for file in files]
+
+
+def _files_below(path: str, modality: str, suffixes: Sequence[str], enters: Entered | None) -> list[NamedItem]:
+    """Return the files of a folder and of the subfolders that are entered; see `_local_items`. Links are not followed."""
+    folder, waiting, items = os.path.expanduser(path), [""], list[NamedItem]()
+    while waiting:
+        subfolder = waiting.pop()
+        current = os.path.join(folder, subfolder) if subfolder else folder
+        try:
+            with os.scandir(current) as entries:
+                shown = [entry for entry in entries if not entry.name.startswith(".")]
+            files = [one.path for one in shown if Path(one.path).is_file() and Path(one.name).suffix[1:].lower() in suffixes]
+            folders = [one for one in shown if enters and one.is_dir(follow_symlinks=False) and enters(one.path)]
+        except OSError as error:
+            if not subfolder:
+                raise _unlisted(path, error, modality) from None
+            items.append(NamedItem(shorten_name(current), _unlisted(current, error, modality), os.path.dirname(subfolder)))
+            continue
+        items += [NamedItem(shorten_name(file), file, subfolder) for file in files]
+        waiting += [os.path.join(subfolder, one.name) for one in folders]
+    if not items:
+        kinds = ", ".join(suffixes)
+        reason = f"the folder {short_repr(path)} holds no file of the kinds {kinds}; give another folder, or the files by name"
+        raise InputError(reason, param=modality)
+    return sorted(items, key=lambda item: item.source)
+
+
+def _unlisted(path: str, error: OSError, modality: str) -> InputError:
+    reason = f"the files of {short_repr(path)} cannot be listed ({error.strerror}); change the folder's rights, or give another"
+    return InputError(reason, param=modality, code="invalid_media")
 
 
 def local_files(path: str, modality: str, suffixes: Iterable[str] = ()) -> list[str]:
@@ -78,35 +143,7 @@ def local_files(path: str, modality: str, suffixes: Iterable[str] = ()) -> list[
     Raises:
         InputError: there are none, or the folder cannot be read.
     """
-    if not path:
-        raise InputError("the path is empty; give a file, a folder or a pattern", param=modality)
-    suffixes = (*SUFFIXES[modality], *suffixes)
-    expanded = os.path.expanduser(path)
-    try:
-        is_folder, exists = Path(expanded).is_dir(), Path(expanded).exists()
-    except (OSError, ValueError):  # no file can have this name; reading it says so
-        return [path]
-    if not is_folder and (exists or not glob.has_magic(path)):
-        return [path]
-    pattern = f"{glob.escape(expanded)}/*" if is_folder else expanded
-    try:
-        if is_folder:
-            os.scandir(expanded).close()  # glob takes a folder that cannot be read for an empty one
-        files = sorted(file for file in glob.glob(pattern, recursive=True) if Path(file).is_file())
-    except OSError as error:
-        reason = (
-            f"the files of {short_repr(path)} cannot be listed ({error.strerror}); change the folder's rights, or give another"
-        )
-        raise InputError(reason, param=modality, code="invalid_media") from None
-    if is_folder:
-        files = [file for file in files if Path(file).suffix[1:].lower() in suffixes]
-    if not files and is_folder:
-        kinds = ", ".join(suffixes)
-        reason = f"the folder {short_repr(path)} holds no file of the kinds {kinds}; give another folder, or the files by name"
-        raise InputError(reason, param=modality)
-    if not files:
-        raise InputError(f"no file matches {short_repr(path)}; give another pattern or a path", param=modality)
-    return files
+    return [str(file.item) for file in _local_items(path, modality, suffixes)]
 
 
 def images_and_pages(items: Iterable[object], policy: MediaPolicy | None = None) -> Iterator[NamedItem]:

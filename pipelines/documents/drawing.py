@@ -23,7 +23,7 @@ _LINE = "#b0b0b0"
 
 
 def draw_pages(item: object, pages: Iterable[PageRecord], policy: MediaPolicy, folder: Path, name: str) -> Iterator[Path]:
-    """Write each page that has boxes as `name-0001.png` into a folder. Yield the paths.
+    """Write each page that has boxes as `name-0001.png` into a folder. Yield the paths. The name may begin with a subfolder.
 
     Raises:
         InputError: the file or a page cannot be opened.
@@ -37,7 +37,7 @@ def draw_pages(item: object, pages: Iterable[PageRecord], policy: MediaPolicy, f
         pixels = run_isolated(page_pixels, data, page.number, policy).numpy()
         path = folder / f"{name}-{page.number:04}.png"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             _drawn(pixels, page, scale_of(data, policy)).save(path)
         except OSError as error:
             if is_disk_full(error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from ...mm.media.source import read
 from ...mm.tenants import tenant_of
 from ..files import SUFFIXES as MEDIA_SUFFIXES
 from ..files import NamedItem, named_items
-from .manifest import Ranges
+from .manifest import NAME, Ranges
 from .model_answers import info_of
 from .office import office_kind, office_pdf
 from .options import ReadOptions, pages_within, parse_pages
@@ -73,8 +74,11 @@ class OpenedDocument:
 
 
 def documents_of(items: Iterable[object]) -> list[NamedItem]:
-    """Return the files that are named: paths, folders, patterns, URLs and bytes."""
-    return list(named_items(items, "image", SUFFIXES))
+    """Return the files that are named: paths, folders with their subfolders, patterns, URLs and bytes.
+
+    Subfolders that hold the outputs of an earlier run are left out.
+    """
+    return list(named_items(items, "image", SUFFIXES, lambda folder: not os.path.lexists(os.path.join(folder, NAME))))
 
 
 def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, policy: MediaPolicy) -> OpenedDocument:

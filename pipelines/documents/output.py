@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from ...callers.errors import ConfigError, is_disk_full
 from ...mm.media.policy import MediaPolicy
@@ -21,21 +23,18 @@ _PARTS = ".sensorium-read-parts"
 
 
 class DocumentFolder:
-    """Names and writes the outputs of documents.
+    """Names and writes the outputs of documents. Those of subfolders are in subfolders of the same names.
 
     Raises:
-        ConfigError: the folder cannot be created, an earlier run wrote there and this one does not resume it, it holds a file
-            with the name of an output that no run wrote, or two documents would have the same output.
+        ConfigError: the folder cannot be created or written to, an earlier run wrote there and this one does not resume it, it
+            holds a file with the name of an output that no run wrote, or two documents would have the same output.
     """
 
     def __init__(self, path: Path, items: Sequence[NamedItem], output_format: str, resume: bool, policy: MediaPolicy) -> None:
         self.path, self.format = path, output_format
         self._items, self._policy = items, policy
-        self._names = output_names([item.source for item in items], SUFFIXES[output_format])
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"the folder {path} cannot be created: {error.strerror}; give another <<output_dir>>") from None
+        self._names = output_names(items, SUFFIXES[output_format])
+        _make_folder(path)
         taken = next((name for name in self._names if os.path.lexists(path / name)), None)
         if taken is not None and not self.manifest.exists():  # in this order: another process may begin at this moment
             raise ConfigError(f"{path / taken} exists and would be overwritten; move it, or give another <<output_dir>>")
@@ -57,6 +56,7 @@ class DocumentFolder:
         path, folder = self.path / self._names[index], self.path / _PARTS / owner.replace(":", "-")
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             part = folder / path.name
             with open(part, "wb") as file:
                 if self.format == "pdf":
@@ -86,22 +86,41 @@ def _owner_of(name: str) -> str:
     return ":".join([machine, *rest])
 
 
-def output_names(sources: Sequence[str], suffix: str) -> list[str]:
+def output_names(items: Sequence[NamedItem], suffix: str) -> list[str]:
     """Return a file name for each document: its own without the suffix, or with it if two documents differ only there.
 
+    The name of a document from a subfolder has the path of the subfolder before it.
+
     Raises:
-        ConfigError: two documents have the same name.
+        ConfigError: two documents have the same name, or that of a subfolder.
     """
-    names = [_file_name(source) for source in sources]
-    stems = [Path(name).stem for name in names]
-    outputs = [f"{stem if stems.count(stem) == 1 else name}{suffix}" for name, stem in zip(names, stems, strict=True)]
-    owners = dict[str, str]()
-    for output, source in zip(outputs, sources, strict=True):
+    names = [_file_name(item.source) for item in items]
+    stems = [(item.subfolder, Path(name).stem) for item, name in zip(items, names, strict=True)]
+    counts = Counter(stems)
+    outputs = [
+        os.path.join(subfolder, f"{name if counts[subfolder, stem] > 1 else stem}{suffix}")
+        for (subfolder, stem), name in zip(stems, names, strict=True)
+    ]
+    owners = {str(folder): item.source for item in items for folder in (Path(item.subfolder), *Path(item.subfolder).parents)}
+    for output, item in zip(outputs, items, strict=True):
         if output in owners:
-            reason = f"{owners[output]} and {source} would both be written to {output}"
+            reason = f"{owners[output]} and {item.source} would both be written to {output}"
             raise ConfigError(f"{reason}; rename one, or read them into two folders")
-        owners[output] = source
+        owners[output] = item.source
     return outputs
+
+
+def _make_folder(path: Path) -> None:
+    """Make the folder of outputs, if it is not there. Raise ConfigError if it cannot be made, or no file can be made in it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {path} cannot be created: {error.strerror}; give another <<output_dir>>") from None
+    try:
+        TemporaryFile(dir=path).close()
+    except OSError as error:
+        reason = f"no file can be written into the folder {path}: {error.strerror}"
+        raise ConfigError(f"{reason}; change the folder's rights, or give another <<output_dir>>") from None
 
 
 def _file_name(source: str) -> str:

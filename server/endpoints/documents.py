@@ -108,8 +108,18 @@ def _fields(server: Server, form: DocumentForm, document: Document, data: bytes,
     head |= {"page_count": len(document.pages), "failed_pages": [page.number for page in document.failed]}
     if form.response_format != "json":
         return {**head, "content": _json_content(server, document, data, name, form.response_format)}
-    contents = {other: _json_content(server, document, data, name, other) for other in form.include}
-    return {**head, "pages": [page_fields(page) for page in document.pages], **({"contents": contents} if contents else {})}
+    return {**head, "pages": [page_fields(page) for page in document.pages], **_contents(server, form, document, data, name)}
+
+
+def _contents(server: Server, form: DocumentForm, document: Document, data: bytes, name: str) -> dict[str, Any]:
+    """Return the document in further formats, and why it cannot be given in some of them: its pages are read all the same."""
+    contents, errors = dict[str, str](), dict[str, Any]()
+    for output_format in form.include:
+        try:
+            contents[output_format] = _json_content(server, document, data, name, output_format)
+        except InputError as error:
+            errors[output_format] = _error(error.info)
+    return {name: value for name, value in (("contents", contents), ("content_errors", errors)) if value}
 
 
 def _raise_error(document: Document) -> None:

@@ -26,10 +26,11 @@ export class DocumentView {
     this.count = element("span");
     this.progress = element("p", { className: "quiet progress" }, this.bar, " ", this.count);
     this.wrong = element("p", { className: "wrong" });
+    this.noPdf = element("p", { className: "quiet", hidden: true });
     const asked = hasImages(file) ? [["add", "Ask about it", () => ask(entry)]] : [];
     const buttons = [["copy", "Copy", () => copy(entry.answer)], ["retry", "Retry", () => retry(entry)], ...asked];
     this.tools = element("div", { className: "tools" }, ...buttons.map(([name, word, onClick]) => iconButton(name, word, onClick)));
-    this.root = element("article", { className: "entry document" }, request, this.progress, this.makeSearch(), this.makePanes(), this.wrong, this.tools);
+    this.root = element("article", { className: "entry document" }, request, this.progress, this.makeSearch(), this.noPdf, this.makePanes(), this.wrong, this.tools);
     this.update();
   }
 
@@ -47,8 +48,10 @@ export class DocumentView {
       else this.goTo(this.current + (event.shiftKey ? -1 : 1));
     });
     const steps = [iconButton("previous", "Previous", () => this.goTo(this.current - 1)), iconButton("next", "Next", () => this.goTo(this.current + 1))];
-    const saves = ["md", "json", "txt"].map((format) => iconButton("save", format, () => this.save(format)));
-    const names = element("span", { role: "group", ariaLabel: "Download" }, ...saves);
+    const [pdf, ...saves] = ["pdf", "md", "json", "txt"].map((format) => iconButton("save", format, () => this.save(format)));
+    pdf.title = "A searchable PDF";
+    this.pdf = pdf;
+    const names = element("span", { role: "group", ariaLabel: "Download" }, ...saves, pdf);
     this.searching = element("div", { className: "search" }, this.query, ...steps, this.found, element("span", { className: "space" }), names);
     return this.searching;
   }
@@ -103,6 +106,9 @@ export class DocumentView {
   /** Show the result: what became of each page, and the texts. */
   complete(pages) {
     this.isComplete = true;
+    this.pdf.hidden = !this.entry.contents?.pdf;
+    this.noPdf.textContent = this.entry.noPdf ? `There is no searchable PDF: ${this.entry.noPdf}` : "";
+    this.noPdf.hidden = !this.entry.noPdf;
     this.pages = new Map(pages.map((page) => [page.page, page]));
     for (const [number, page] of this.pages) {
       const { button, mark } = this.thumbs.get(number);
@@ -234,8 +240,7 @@ export class DocumentView {
   }
 
   save(format) {
-    const [content, type] = download(this.entry, format);
-    const url = URL.createObjectURL(new Blob([content], { type }));
+    const url = URL.createObjectURL(download(this.entry, format));
     element("a", { href: url, download: `${this.name.replace(/\.[^.]*$/, "")}.${format}` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
   }

@@ -8,17 +8,15 @@ from pydantic import ConfigDict, Field
 
 from .body import Body
 
-TextFormat = Literal["md", "txt", "html", "csv", "docling", "hocr", "alto"]
-"""Formats of a document as one text."""
-DocumentFormat = Literal["pdf"] | TextFormat
-"""`TextFormat`, and searchable PDFs, which are base64 in JSON and in events."""
+DocumentFormat = Literal["md", "txt", "html", "csv", "docling", "hocr", "alto", "pdf"]
+"""Formats of a document, beside the JSON of its pages. Searchable PDFs are base64 in JSON and in events."""
 
 
 class DocumentForm(Body):
     """Values of a form are texts, so numbers are converted."""
 
     model_config = ConfigDict(strict=False)
-    response_format: Literal["json"] | DocumentFormat = "json"
+    response_format: Literal[DocumentFormat, "json"] = "json"
     pages: str | None = Field(None, max_length=4096)
     text_layer: Literal["auto", "always", "never"] = "auto"
     question: str | None = None

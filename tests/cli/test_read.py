@@ -20,7 +20,7 @@ from sensorium.cli.main import main
 from sensorium.cli.ocr import SHIPPED_MODEL
 from sensorium.mm.media.page_facts import page_facts, page_pixels
 from sensorium.mm.media.policy import MediaPolicy
-from sensorium.pipelines.documents import readers
+from sensorium.pipelines.documents import output, readers
 from sensorium.pipelines.documents.manifest import NAME
 from tqdm import tqdm
 from waiting import wait_until
@@ -251,6 +251,87 @@ def test_a_name_that_is_not_utf8(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert "b\\udcff" in capfd.readouterr().out
     (output,) = (tmp_path / "out").glob(f"b*.{output_format}")
     assert "one" in output.read_text("utf-8")
+
+
+def tree(folder: Path) -> set[str]:
+    """Return the paths of the files in a folder and its subfolders, without the manifest."""
+    paths = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    return {path for path in paths if not path.startswith(NAME)}
+
+
+def test_outputs_of_subfolders_are_in_subfolders(tmp_path: Path) -> None:
+    """The second run finds a file in a new subfolder, and takes no outputs of the first one for inputs."""
+    folder, out = tmp_path / "in", tmp_path / "in" / "out"
+    for name in ("a.pdf", "x/a.pdf", "x/a.tiff", "x/y/b.PDF", "x/y/c.jsonl", ".hidden/d.pdf", "z/.d.pdf"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text_pdf([[name]]))
+    (folder / "x" / "loop").symlink_to(folder)
+    words = ["read", str(folder), "--output-dir", str(out), "--resume"]
+    assert main(words) == 0
+    first = {"a.md", "x/a.pdf.md", "x/a.tiff.md", "x/y/b.md"}
+    assert tree(out) == first
+    assert "x/y/b.PDF" in (out / "x" / "y" / "b.md").read_text("utf-8")
+    before = {name: (out / name).read_bytes() for name in first}
+    (folder / "new").mkdir()
+    (folder / "new" / "a.pdf").write_bytes(text_pdf([["one more"]]))
+    (out / "x" / "y" / "b.md").unlink()
+    assert main(words) == 0
+    assert tree(out) == first | {"new/a.md"}
+    assert {name: (out / name).read_bytes() for name in first} == before
+    with closing(sqlite3.connect(out / NAME)) as base:
+        assert base.execute("SELECT attempts FROM pages").fetchall() == [(1,)] * 5
+
+
+def test_a_subfolder_that_cannot_be_listed_is_an_error_beside_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in" / "locked").mkdir(parents=True)
+    (tmp_path / "in" / "a.pdf").write_bytes(text_pdf([["text"]]))
+    scandir = os.scandir
+
+    def scan(path: str | int) -> object:
+        if str(path).endswith("/locked"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert main(["read", str(tmp_path / "in"), "--output-dir", str(tmp_path / "out"), "--format", "json"]) == 2
+    assert "locked' cannot be listed (Permission denied)" in capsys.readouterr().err
+    assert tree(tmp_path / "out") == {"a.json", "locked.json"}
+    assert json.loads((tmp_path / "out" / "locked.json").read_text("utf-8"))["error"]["code"] == "invalid_media"
+    assert main(["read", str(tmp_path / "in" / "locked")]) == 2
+    assert "cannot be listed" in capsys.readouterr().err
+
+
+def test_an_output_with_the_name_of_a_subfolder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in" / "a.md").mkdir(parents=True)
+    for name in ("a.pdf", "a.md/b.pdf"):
+        (tmp_path / "in" / name).write_bytes(text_pdf([["text"]]))
+    assert main(["read", str(tmp_path / "in"), "--output-dir", str(tmp_path / "out")]) == 2
+    assert "would both be written to a.md; rename one" in capsys.readouterr().err
+    assert main(["read", str(tmp_path / "in"), "--output-dir", str(tmp_path / "out"), "--format", "txt"]) == 0
+    assert tree(tmp_path / "out") == {"a.txt", "a.md/b.txt"}
+
+
+@pytest.mark.parametrize("way", ["rights", "error"])
+def test_a_folder_that_cannot_be_written_to_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    (tmp_path / "a.pdf").write_bytes(text_pdf([["text"]]))
+    out = tmp_path / "out"
+    out.mkdir(mode=0o500)
+    if way == "error":
+
+        def refuse(dir: Path) -> None:
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr(output, "TemporaryFile", refuse)
+    elif os.geteuid() == 0:
+        pytest.skip("root may write into any folder")
+    assert main(["read", str(tmp_path / "a.pdf"), "--output-dir", str(out)]) == 2
+    reason = "Permission denied" if way == "rights" else "Read-only file system"
+    assert f"no file can be written into the folder {out}: {reason}; change the folder's rights" in capsys.readouterr().err
+    assert not list(out.iterdir())
 
 
 def test_names_of_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,12 @@ def test_no_searchable_pdf_is_made_of_text(http):
     assert json.loads(streamed.rpartition("data: ")[2])["error"]["code"] == "unsupported"
 
 
+def test_a_format_that_cannot_be_made_leaves_the_others(http):
+    document = post(http, b"# A title\n\nSome text.\n", "a.md", **{"include[]": ["txt", "pdf"]}).json()
+    assert (document["pages"][0]["blocks"][0]["text"], list(document["contents"])) == ("A title", ["txt"])
+    assert {name: error["code"] for name, error in document["content_errors"].items()} == {"pdf": "unsupported"}
+
+
 def test_the_model_reads_pictures(http):
     assert post(http, LINE.read_bytes(), "line.png", response_format="txt").text == f"{ANSWER}\n"
     (page,) = post(http, text_pdf([["a page"]]), text_layer="never", max_tokens="2").json()["pages"]
@@ -256,7 +262,8 @@ def test_one_reading_gives_several_formats(http):
         ({"page_image_size": "63", "stream": "true"}, "invalid_input", "page_image_size"),
         ({"page_image_size": "2049", "stream": "true"}, "invalid_input", "page_image_size"),
         ({"include[]": ["md"], "response_format": "md"}, "invalid_value", "include"),
-        ({"include[]": ["pdf"]}, "invalid_input", "include[0]"),
+        ({"include[]": ["docx"]}, "invalid_input", "include[0]"),
+        ({"response_format": "docx"}, "invalid_input", "response_format"),
     ],
 )
 def test_errors_of_pictures_and_formats(http, fields, code, param):

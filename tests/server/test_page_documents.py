@@ -13,7 +13,7 @@ from pdf_files import text_pdf
 from PIL import Image
 from waiting import assert_idle, wait_until
 
-pytest.importorskip("pypdfium2")
+pypdfium2 = pytest.importorskip("pypdfium2")
 pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
 PDF = text_pdf([["# Title", "the text of the first page"], ["the text of the second page", "and a last page"]])
 HOSTILE = "<img src=x onerror=hacked=1><script>hacked=1</script>"
@@ -35,7 +35,7 @@ def texts(page, selector):
 def saved(page, name):
     with page.expect_download() as download:
         page.get_by_role("button", name=name, exact=True).click()
-    return download.value.suggested_filename, download.value.path().read_text("utf-8")
+    return download.value.suggested_filename, download.value.path().read_bytes()
 
 
 def test_a_pdf_is_dropped_read_and_shown(page, tiny):
@@ -72,7 +72,12 @@ def read(tiny, output_format):
     response = httpx.post(
         f"{tiny[0]}/v1/documents", files={"file": ("a b.pdf", PDF)}, data={"response_format": output_format}, timeout=240
     )
-    return response.json() if output_format == "json" else response.text
+    return response.json() if output_format == "json" else response.content
+
+
+def texts_of_pdf(data):
+    with pypdfium2.PdfDocument(data) as pdf:
+        return [page.get_textpage().get_text_bounded() for page in pdf]
 
 
 def test_a_document_is_searched_saved_and_kept(page, tiny):
@@ -94,6 +99,8 @@ def test_a_document_is_searched_saved_and_kept(page, tiny):
     assert page.locator("mark").count() == 0
     assert saved(page, "md") == ("a b.md", read(tiny, "md"))
     assert saved(page, "txt") == ("a b.txt", read(tiny, "txt"))
+    name, data = saved(page, "pdf")
+    assert (name, texts_of_pdf(data)) == ("a b.pdf", texts_of_pdf(PDF))
     name, text = saved(page, "json")
     assert (name, json.loads(text)["pages"]) == ("a b.json", read(tiny, "json")["pages"])
     wait_until(lambda: page.evaluate("import('/page/history.js').then(({ all }) => all()).then((kept) => kept.length)"))
@@ -103,8 +110,20 @@ def test_a_document_is_searched_saved_and_kept(page, tiny):
     page.get_by_role("button", name="a b.pdf", exact=True).click()
     page.locator(".block-box").first.wait_for()
     assert page.locator(".thumbs img").count() == 2
+    assert texts_of_pdf(saved(page, "pdf")[1]) == texts_of_pdf(PDF)
     page.get_by_role("button", name="Ask about it").click()
     page.get_by_role("button", name="Remove a b.pdf").wait_for()
+
+
+def test_a_searchable_pdf_of_a_scan_is_saved(page):
+    """The model has read the text of the PDF, which the TIFF does not have."""
+    line, file = Image.open(MEDIA / "line1.png").convert("RGB"), io.BytesIO()
+    line.save(file, "tiff")
+    drop(page, "a.tiff", file.getvalue(), "image/tiff")
+    page.locator(".block").first.wait_for()
+    name, data = saved(page, "pdf")
+    (text,) = texts_of_pdf(data)
+    assert (name, text.split()) == ("a.pdf", page.locator(".block").first.inner_text().split())
 
 
 def jpeg(size):
@@ -155,6 +174,7 @@ def answer_with(page, records):
         picture = {"image": None if one["error"] else jpeg((100, 200)), "image_error": one["error"]}
         events.append(event | picture | {name: one[name] for name in ("page", "way", "error")})
     document = {"id": "doc-1", "object": "document", "pages": records, "contents": {"md": HOSTILE, "txt": HOSTILE}}
+    document["content_errors"] = {"pdf": ERROR}
     events.append({"type": "document.done", "document": document})
     text = ": waiting\n\n" + "".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in events)
     page.route("**/v1/documents", lambda route: route.fulfill(body=text, content_type="text/event-stream"))
@@ -171,6 +191,8 @@ def test_pages_say_what_is_wrong_and_nothing_of_them_runs(page):
     ]
     assert page.locator(".thumbs [aria-current=page]").get_attribute("aria-label") == "Page 1, doubted"
     assert HOSTILE in page.locator(".doubt").inner_text()
+    assert page.get_by_text("There is no searchable PDF: broken").inner_text().endswith(HOSTILE)
+    assert page.get_by_role("button", name="pdf", exact=True).count() == 0
     assert page.locator(".block strong").inner_text() == HOSTILE
     assert page.locator(".block-box").count() == 2
     assert texts(page, ".block th") == [HOSTILE]
@@ -194,6 +216,8 @@ def test_a_text_file_has_no_pictures_and_stays_text(page):
     assert page.locator(".document :is(img, script, a[href^=javascript])").count() == 0
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator(".sheet .frame .quiet").count() == 1
+    assert page.get_by_role("button", name="pdf", exact=True).count() == 0
+    assert page.get_by_text("There is no searchable PDF").count() == 0
 
 
 def test_reading_is_stopped(page, tiny):
