@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
+from .text.attention import split_groups
 from .text.spec import AttentionSpec, DecoderSpec
 
 NAMES = {
@@ -35,7 +36,6 @@ def internlm2_weights(weights: Iterable[tuple[str, Tensor]], spec: DecoderSpec) 
         if tensor.numel():
             attention = spec.attentions[0]
             assert isinstance(attention, AttentionSpec)
-            groups = tensor.unflatten(0, (attention.kv_heads, -1, attention.head_dim))
-            parts = groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)
+            parts = split_groups(tensor, attention.kv_heads, attention.head_dim)
         for part, value in zip("qkv", parts, strict=True):
             yield f"{prefix}{head}.self_attn.{part}_proj.{kind}", value

@@ -88,8 +88,8 @@ class CheckpointLayout:
 
 _TEXT_STACKS = (
     "Arcee", "Bamba", "Cohere", "Cohere2", "Cwm", "DeepseekV2", "DeepseekV3", "Dots1", "MiniMax", "MiniMaxM1", "MiniMaxM2",
-    "MiniMaxText01", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "ExaoneMoe", "FalconH1", "FlexOlmo", "Gemma", "Gemma2", "Gemma3",
-    "Gemma3n", "Gemma4", "Gemma4Unified", "Glm", "Glm4", "Glm4Moe", "Glm4MoeLite", "GptOss", "Granite", "GraniteMoe",
+    "MiniMaxText01", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "ExaoneMoe", "Falcon", "FalconH1", "FlexOlmo", "Gemma", "Gemma2",
+    "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Glm", "Glm4", "Glm4Moe", "Glm4MoeLite", "GptOss", "Granite", "GraniteMoe",
     "GraniteMoeShared", "GraniteMoeHybrid", "Helium", "HunYuanDenseV1", "HunYuanMoEV1", "HyperCLOVAX", "IQuestCoder",
     "InternLM3", "Jais2", "Lfm2", "Lfm2Moe", "Llama", "Llama4", "Mamba2", "Ministral", "Ministral3", "Mistral", "Mistral4",
     "Mixtral", "Nemotron", "NemotronH", "OPT", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid", "Phi3", "Phimoe", "Qwen2", "Qwen2Moe",

@@ -74,7 +74,7 @@ class DecoderAttention(TensorModule, Convertible):
         self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
         self.rotates, self.interleaved = spec.rope is not None, spec.rope is not None and spec.rope.interleaved
         self.keys_as_values, self.shares_cache = spec.keys_as_values, spec.source is not None
-        self.query_latent = spec.query_latent
+        self.query_latent, self.grouped = spec.query_latent, None if spec.grouped is None else (spec.grouped, spec.kv_heads)
         shards = {"q_proj": spec.query_latent or heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         if spec.keys_as_values:
             del shards["v_proj"]
@@ -110,10 +110,18 @@ class DecoderAttention(TensorModule, Convertible):
             self.wq = Linear(spec.query_latent, {"wq": heads * dim}, False, dtype, device)
 
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
-        """Yield converters of a gated q_proj, which stores the query rows and the gate rows of each head in turn."""
+        """Yield converters of `grouped`, and of a gated q_proj, which stores query rows and gate rows of each head in turn."""
+        if self.grouped is not None:
+            for kind in ("weight", "bias"):
+                yield f"{path}.{self.grouped[0]}.{kind}", partial(self._split_groups, path, kind)
         if self.gated:
             yield f"{path}.q_proj.weight", partial(self._split_gate, path, "weight")
             yield f"{path}.q_proj.bias", partial(self._split_gate, path, "bias")
+
+    def _split_groups(self, path: str, kind: str, stored: Tensor) -> Iterable[tuple[str, Tensor]]:
+        assert self.grouped is not None
+        parts = split_groups(stored, self.grouped[1], self.dim)
+        return [(f"{path}.{name}_proj.{kind}", part) for name, part in zip("qkv", parts, strict=True)]
 
     def _split_gate(self, path: str, kind: str, stored: Tensor) -> Iterable[tuple[str, Tensor]]:
         query, gate = stored.view(self.qkv_heads[0], 2, self.dim, -1).unbind(1)
@@ -173,6 +181,12 @@ class DecoderAttention(TensorModule, Convertible):
         if self.clip is not None:
             qkv.clamp_(-self.clip, self.clip)
         return prepare_qkv(qkv, cache, attn, rotation, self.interleaved, norms)
+
+
+def split_groups(stored: Tensor, kv_heads: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v of a matrix or bias that holds, for each key head, its query heads, its key and its value."""
+    groups = stored.unflatten(0, (kv_heads, -1, dim))
+    return groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)
 
 
 def _ranks_of(spec: AttentionSpec) -> Ranks | None:

@@ -76,6 +76,7 @@ def attention_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> Attenti
         window=window,
         soft_cap=text.get("attn_logit_softcapping"),
         fused=stack.fused_qkv,
+        grouped=stack.grouped_qkv,
         sinks=stack.sinks,
         gated=stack.gated,
         head_gate=stack.head_gate,

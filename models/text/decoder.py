@@ -100,7 +100,7 @@ class DecoderLayer(TensorModule):
             self.add_module(spec.path or "mlp", mlp)
         moe = spec.experts
         self.beside = None if moe is None else MixtureBeside(stack.hidden_size, moe, stack.eps, dtype, device)
-        self.parallel = spec.parallel
+        self.parallel, self.norms_parallel_input = spec.parallel, spec.parallel and spec.norms[2] is not None
         self.stream_scales, scales = None, [stack.residual_scale] * 2
         factors = (1.0, scales[0], 1.0, scales[1])  # of the norms' results
         norms = [
@@ -145,6 +145,7 @@ class DecoderLayer(TensorModule):
             normed = self._normed(x, add, 0)
             add = self._mix(normed, cos_sin, (cache, attn), *more)
             if self.parallel:
+                normed = self.before_mlp(x) if self.norms_parallel_input else normed
                 return add.add_(self.mlps[0](normed, modality_ids))
             del normed
         for mlp in self.mlps:

@@ -62,6 +62,7 @@ def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **change
     text = {**stack.defaults, **{aliases.get(key, key): value for key, value in get_text_config(config).items()}}
     text |= {key: text[key][0] for key in PER_MODALITY if isinstance(text.get(key), list)}
     try:
+        text |= {} if stack.derived is None else stack.derived(text)
         return replace(_read(config, text, stack), **changes)
     except SensoriumError:
         raise
@@ -147,7 +148,8 @@ def _layer(text: Mapping[str, Any], stack: Stack, layer: int) -> LayerSpec:
         if text.get("use_post_norm") is False:
             norms = (norms[0], None, norms[2], None)
         parallel = stack.parallel or bool(text.get("use_parallel_residual"))
-        norms = (norms[0], None, None, None) if parallel else norms
+        if parallel:
+            norms = (norms[0], None, norms[2] if text.get("parallel_norms") == 2 else None, None)
         return LayerSpec(mixer, mlp, norms, parallel, experts, second, residuals=residuals)
     if layer_type(text, layer) in ("mlp", "moe"):
         return LayerSpec(None, mlp_spec(text, stack, layer), (None, None, "norm", None), path="mixer")

@@ -48,6 +48,7 @@ class AttentionSpec:
         chunked: `window` is the length of chunks instead, and a row attends to keys of its own chunk only.
         soft_cap: scores s become cap * tanh(s / cap); None: no cap.
         fused: the checkpoint stores q, k and v as one matrix.
+        grouped: name of such a matrix that holds, for each key head in turn, its query heads, its key and its value.
         answer_window: as in CacheSpec.
         cross: keys and values are computed from encoder rows. Sequences without an encoder input skip the layer, whose outputs
             are gated.
@@ -75,6 +76,7 @@ class AttentionSpec:
     window: int | None = None
     soft_cap: float | None = None
     fused: bool = False
+    grouped: str | None = None
     sinks: bool = False
     gated: bool = False
     head_gate: bool = False
@@ -299,7 +301,8 @@ class LayerSpec:
 
     Args:
         norms: their inputs and outputs may be normed before the outputs are added to the residual stream.
-        parallel: the MLP reads the normed input of the mixer, and both outputs are added together.
+        parallel: the MLP reads the normed input of the mixer, or the same input with a norm of its own if `norms` names one,
+            and both outputs are added together.
         experts: a mixture of experts beside the MLP, with norms of its own.
         second: a second mixer that reads the same input; both outputs are added together.
         path: name of the mixer or MLP in the checkpoint if the layer has only one.

@@ -23,7 +23,8 @@ class Stack:
         interleaved: as in RopeSpec.
         axes: function from mrope_section to the position axis of each frequency; None: the function for sections in a row, or
             the one for interleaved sections if the config asks for it.
-        fused: gate and up are stored as one matrix. fused_qkv: as `fused` of AttentionSpec. plain: as in MlpSpec.
+        fused: gate and up are stored as one matrix. plain: as in MlpSpec.
+        fused_qkv, grouped_qkv: as `fused` and `grouped` of AttentionSpec.
         head_bias: key that says whether the head has a bias.
         windows_rotate: if some layers have windows, only these have rotary positions.
         scaled_windows: the rope scaling also applies to layers with windows.
@@ -36,6 +37,7 @@ class Stack:
             Mamba 2 layer beside it.
         renames: parts of tensor names in the checkpoint, and the parts that replace them.
         aliases: other names of keys of config.json, besides `decoder_config.ALIASES`.
+        derived: function from a config, with defaults, to the values of keys that follow from other keys.
         mtp: as `names` of MtpSpec; None: layers for multi-token prediction are not built.
         refused: keys of config.json that must be false, because the feature is not implemented for this stack.
         fixed: keys of config.json that must have this value; the stack implements no other.
@@ -58,6 +60,7 @@ class Stack:
     axes: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
     fused: bool = False
     fused_qkv: bool = False
+    grouped_qkv: str | None = None
     plain: tuple[str, str] | None = None
     head_bias: str = "lm_head_bias"
     windows_rotate: bool = False
@@ -76,6 +79,7 @@ class Stack:
     second_mixer: bool = False
     renames: tuple[tuple[str, str], ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     mtp: str | None = None
     refused: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)

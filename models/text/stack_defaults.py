@@ -779,6 +779,18 @@ STEP3 = BASE | {
     "moe_layers": tuple(range(4, 60)),
     "first_k_dense_replace": 1,
 }
+FALCON: dict[str, Any] = {
+    "vocab_size": 65024,
+    "hidden_size": 4544,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+    "max_position_embeddings": 2048,
+    "hidden_act": "gelu",
+    "layer_norm_epsilon": 1e-5,
+    "multi_query": True,
+    "parallel_attn": True,
+    "tie_word_embeddings": True,
+}
 OPT: dict[str, Any] = {
     "vocab_size": 50272,
     "hidden_size": 768,

@@ -16,6 +16,7 @@ from ...kernels.activation.reference import CLAMPED_SWIGLU
 from . import stack_defaults as defaults
 from .spec import hw_interleaved_sections, interleaved_sections
 from .stack import Stack
+from .stack_keys import falcon_keys
 
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -65,6 +66,14 @@ _OPT_NAMES = (
     (".out_proj.", ".o_proj."),
     (".fc1.", ".mlp.fc1."),
     (".fc2.", ".mlp.fc2."),
+)
+_FALCON_NAMES = (
+    ("word_embeddings.", "embed_tokens."),
+    (".h.", ".layers."),
+    (".self_attention.", ".self_attn."),
+    (".dense.", ".o_proj."),
+    (".ln_attn.", ".input_layernorm."),
+    (".ln_mlp.", ".post_attention_layernorm."),
 )
 _BACKBONE_NAMES = (("embeddings.", "embed_tokens."),)
 _MAMBA_KEYS = {
@@ -279,6 +288,19 @@ STACKS: Mapping[str, Stack] = {
         renames=((".moe.router_bias", ".mlp.gate.e_score_correction_bias"), *_STEP3_NAMES),
         aliases=_STEP3_KEYS | {"moe_router_scaling_factor": "routed_scaling_factor", "share_expert_dims": _SHARED},
         fixed={"attention_bias": False, "mlp_bias": False, "gating": True, "use_head_wise_attn_gate": True},
+    ),
+    "falcon": Stack(
+        defaults.FALCON,
+        norms=("input_layernorm", None, "post_attention_layernorm", None),
+        norm="layer",
+        last_norm="ln_f",
+        eps_key="layer_norm_epsilon",
+        plain=("dense_h_to_4h", "dense_4h_to_h"),
+        grouped_qkv="query_key_value",
+        renames=_FALCON_NAMES,
+        aliases={"activation": "hidden_act", "bias": "use_bias", "n_embed": "hidden_size"},
+        derived=falcon_keys,
+        refused=("alibi",),
     ),
     "opt": Stack(
         defaults.OPT,

@@ -159,6 +159,7 @@ CHANGES = {
         "linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
+    "falcon": {"ffn_hidden_size": 96, "num_kv_heads": 2, "new_decoder_architecture": True},
     "opt": {"ffn_dim": 128, "num_key_value_heads": 4},
     "step3p5": {
         "head_dim": 16, "layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 20,
@@ -256,6 +257,12 @@ KEY_BIASES = {
     f"model.decoder.layers.{i}.self_attn.k_proj.bias": "a bias of the keys moves all scores of a row alike" for i in range(3)
 }
 GELU = {"hidden_act": "gelu"}
+FALCONS = {  # name -> values of config.json
+    "one norm": {"num_ln_in_parallel_attn": 1, "bias": True},
+    "multi-query": {"new_decoder_architecture": False, "activation": "gelu_pytorch_tanh", "ffn_hidden_size": None},
+    "a key per query": {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": None, "bias": True},
+    "not parallel": {"new_decoder_architecture": False, "parallel_attn": False},
+}
 BIASES = dict.fromkeys(("attention_bias", "mamba_proj_bias", "projectors_bias", "mlp_bias", "use_bias"), True)
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}
 FAMILIES = [
@@ -288,6 +295,7 @@ FAMILIES = [
     ),
     # the residual stream is a sum of few terms, each rounded
     row("minimax", run=run_whole, half=(0.15, 0.1), variants={"gelu": GELU}),
+    row("falcon", variants=FALCONS),
     row("opt", silent=KEY_BIASES, variants={"without biases": {"enable_bias": False}, "gelu": {"activation_function": "gelu"}}),
     row("gpt_oss", "dots1", "minimax_m2", "granitemoe"),
     row(

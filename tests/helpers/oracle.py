@@ -135,7 +135,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     gen = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if p.ndim > 1:
-            gain = 2.0 if "lm_head" in name or "embed_tokens" in name else 1.0
+            gain = 2.0 if any(part in name for part in ("lm_head", "embed_tokens", "word_embeddings")) else 1.0
             inputs = p.shape[-1] if "experts" in name else p[0].numel()  # one tensor holds all experts
             value = torch.randn(p.shape, generator=gen) * gain / inputs**0.5
         else:
@@ -151,7 +151,7 @@ def sharpen(tower: torch.nn.Module) -> None:
 
 
 def _is_norm(name: str) -> bool:
-    return name.endswith("weight") and any(part in name for part in ("norm", "ln_q"))
+    return name.endswith("weight") and any(part in name for part in ("norm", "ln_q", "ln_f", "ln_attn", "ln_mlp"))
 
 
 def _text_config(v: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ _HEADLESS = (
     "final_layernorm",
     "final_layer_norm",
     "norm_f",
+    "ln_f",
     "embed_positions",
 )
 """First parts of tensor names in checkpoints saved without the head."""
@@ -56,6 +57,8 @@ class TextModel(TakesNoItems, DecoderModel):
         ("model.", "language_model."),
         ("backbone.", "language_model."),
         ("lm_head.", "head.lm_head."),
+        ("transformer.", "language_model."),
+        ("h.", "language_model.layers."),
         *((f"{part}.", f"language_model.{part}.") for part in _HEADLESS),
     )
 

@@ -62,9 +62,8 @@ def test_classes_that_transformers_has_but_cannot_run_here_are_named(tmp_path):
         {"architectures": ["DebertaV2Model"]},
         rf"{ours}transformers 5\S+ has DebertaV2Model, but only its classes that generate",
     )
-    refuse(
-        config_of(tf.FalconForCausalLM), f"{ours}and through transformers: Falcon.* chooses among attention classes of its own"
-    )
+    refuse(config_of(tf.GPTJForCausalLM), f"{ours}and through transformers: GPTJ.* chooses among attention classes of its own")
+    refuse(config_of(tf.FalconForCausalLM, alibi=True), "alibi in the config of a falcon decoder must be false")
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,7 @@ def test_bad_weights_are_named(row: Family, loaded: LoadedModels, tmp_path: Path
     folder = loaded.folder(row.name)
     stored = load_file(folder / "model.safetensors")
     named = {name for name in stored if not any(name.startswith(start) for start in row.silent)}
-    norms = sorted(name for name in named if name.endswith("norm1.weight") or "norm.weight" in name)
+    norms = sorted(name for name in named if name.endswith(("norm1.weight", "ln_f.weight")) or "norm.weight" in name)
     # a name that the model keeps: the error says it
     kept = r"^(?!audio_\w+\.\w+\.\d+\.norm\d).*\.\d+\.(?!.*batch_norm).*(norm\w*|ln1)\.weight$"
     missing = next((name for name in sorted(named) if re.search(kept, name)), norms[0] if norms else "")

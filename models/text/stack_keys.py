@@ -1,0 +1,27 @@
+"""Values of keys of config.json that follow from other keys, for stacks that state them in a way of their own.
+
+Source: the configuration and modelling files of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...checkpoints.config import positive_int
+
+
+def falcon_keys(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Falcon's `new_decoder_architecture`, `multi_query` and `parallel_attn` say about heads and norms.
+
+    The new architecture is always parallel, with two norms unless it asks for one.
+    """
+    is_new = bool(text.get("new_decoder_architecture"))
+    heads = positive_int(text, "num_attention_heads")
+    kv_heads = text.get("num_kv_heads") or heads
+    return {
+        "num_key_value_heads": kv_heads if is_new else 1 if text["multi_query"] else heads,
+        "intermediate_size": text.get("ffn_hidden_size") or 4 * positive_int(text, "hidden_size"),
+        "use_parallel_residual": is_new or bool(text["parallel_attn"]),
+        "parallel_norms": 2 if is_new and text.get("num_ln_in_parallel_attn") in (None, 2) else 1,
+    }
