@@ -7,10 +7,28 @@ not on the batch or on where the sequence is cut into chunks.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from ..dispatch import implementation
 from ..metadata import AttentionMetadata
+
+
+class StepDecay(NamedTuple):
+    """Decays of Mamba 1: element (i, j) of a head's state decays by `exp(rates[i, j] * steps[j])`.
+
+    Attributes:
+        steps: float32 `[rows, heads, value_dim]`.
+        rates: float32 `[heads, key_dim, value_dim]`, negative.
+    """
+
+    steps: Tensor
+    rates: Tensor
+
+
+Decay = Tensor | StepDecay
+"""Decays of states: float32 `[rows, heads]`; or `[rows, heads, key_dim]`, each for a row of the matrix; or a StepDecay."""
 
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, meta: AttentionMetadata) -> Tensor:
@@ -30,7 +48,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, 
 
 
 def linear_recurrence(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, states: Tensor, meta: AttentionMetadata
+    q: Tensor, k: Tensor, v: Tensor, decay: Decay, beta: Tensor | None, states: Tensor, meta: AttentionMetadata
 ) -> Tensor:
     """Compute `S = decay * S + k v'` and `q' S` for each row of a sequence in turn, with a matrix S per head.
 
@@ -39,13 +57,14 @@ def linear_recurrence(
     Args:
         q, k: float32 `[rows, key_heads, key_dim]`; adjacent heads of v share one of them.
         v: float32 `[rows, heads, value_dim]`.
-        decay, beta: float32 `[rows, heads]`.
+        decay: see Decay. beta: float32 `[rows, heads]`.
         states: float32 `[slots, heads * key_dim * value_dim]`, slots may be strided.
 
     Returns:
         float32 `[rows, heads, value_dim]`.
     """
-    q, k, v, decay = q.contiguous(), k.contiguous(), v.contiguous(), decay.contiguous()
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    decay = StepDecay(*(part.contiguous() for part in decay)) if isinstance(decay, StepDecay) else decay.contiguous()
     beta = None if beta is None else beta.contiguous()
     out: Tensor = implementation("linear_recurrence", v.device, v.dtype).linear_recurrence(q, k, v, decay, beta, states, meta)
     return out

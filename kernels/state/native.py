@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..metadata import AttentionMetadata
 from ..native import call
-from . import reference
+from . import Decay, reference
 
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, meta: AttentionMetadata) -> Tensor:
@@ -20,9 +20,11 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, 
 
 
 def linear_recurrence(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, states: Tensor, meta: AttentionMetadata
+    q: Tensor, k: Tensor, v: Tensor, decay: Decay, beta: Tensor | None, states: Tensor, meta: AttentionMetadata
 ) -> Tensor:
-    """Compute `state.linear_recurrence` on contiguous inputs."""
+    """Compute `state.linear_recurrence` on contiguous inputs, in torch if a state has more than one decay."""
+    if not isinstance(decay, Tensor) or decay.ndim == 3:
+        return reference.linear_recurrence(q, k, v, decay, beta, states, meta)
     (_, key_heads, key_dim), (_, heads, value_dim) = k.shape, v.shape
     out, sizes = torch.empty_like(v), (key_heads, heads, key_dim, value_dim)
     call("linear_recurrence", v.dtype, q, k, v, decay, beta, out, *sizes, *_sequences(states, meta))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..gpu import launch_config
 from ..metadata import AttentionMetadata
-from . import reference
+from . import Decay, StepDecay, reference
 
 
 @triton.jit
@@ -49,11 +49,14 @@ def _conv_kernel(
 
 @triton.jit
 def _recurrence_kernel(
-    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, out_ptr, states_ptr, starts_ptr, lens_ptr, tables_ptr,
+    q_ptr, k_ptr, v_ptr, decay_ptr, rate_ptr, beta_ptr, out_ptr, states_ptr, starts_ptr, lens_ptr, tables_ptr,
     heads, key_heads, key_dim, value_dim, states_row, tables_row,
-    DELTA: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    DELTA: tl.constexpr, BY_KEY: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK values of one head of one sequence, row by row; the state stays in registers."""
+    """Compute BLOCK values of one head of one sequence, row by row; the state stays in registers.
+
+    BY_KEY: decays are `[rows, heads, key_dim]`. With `rate_ptr`, they are the steps of a StepDecay.
+    """
     sequence, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     key, value = tl.arange(0, KEYS), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     first, last = tl.load(starts_ptr + sequence).to(tl.int64), tl.load(starts_ptr + sequence + 1).to(tl.int64)
@@ -65,12 +68,19 @@ def _recurrence_kernel(
     has_past = length > last - first
     state = tl.load(states_ptr + read.to(tl.int64) * states_row + offset, mask=inside & has_past, other=0.0)
     key_head = head // (heads // key_heads)
+    if rate_ptr is not None:
+        rates = tl.load(rate_ptr + offset, mask=inside, other=0.0)
     for row in range(first, last):
         keys = (row * key_heads + key_head) * key_dim + key
         q, k = tl.load(q_ptr + keys, mask=in_keys, other=0.0), tl.load(k_ptr + keys, mask=in_keys, other=0.0)
         values = (row * heads + head) * value_dim + value
         v = tl.load(v_ptr + values, mask=in_values, other=0.0)
-        state *= tl.load(decay_ptr + row * heads + head)
+        if rate_ptr is not None:
+            state *= tl.exp(rates * tl.load(decay_ptr + values, mask=in_values, other=0.0)[None])
+        elif BY_KEY:
+            state *= tl.load(decay_ptr + (row * heads + head) * key_dim + key, mask=in_keys, other=0.0)[:, None]
+        else:
+            state *= tl.load(decay_ptr + row * heads + head)
         if DELTA:
             v = (v - tl.sum(state * k[:, None], 0)) * tl.load(beta_ptr + row * heads + head)
         state += k[:, None] * v[None]
@@ -92,16 +102,18 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, 
 
 
 def linear_recurrence(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, states: Tensor, meta: AttentionMetadata
+    q: Tensor, k: Tensor, v: Tensor, decay: Decay, beta: Tensor | None, states: Tensor, meta: AttentionMetadata
 ) -> Tensor:
     """Compute `state.linear_recurrence` on contiguous inputs."""
     (_, key_heads, key_dim), (_, heads, value_dim) = k.shape, v.shape
     out, config = torch.empty_like(v), launch_config.get_config("linear_recurrence")
-    tensors = q, k, v, decay, beta, out, states, *meta.device_starts_and_lens, meta.block_tables
+    decay, rates = decay if isinstance(decay, StepDecay) else (decay, None)
+    tensors = q, k, v, decay, rates, beta, out, states, *meta.device_starts_and_lens, meta.block_tables
     sizes = heads, key_heads, key_dim, value_dim, states.stride(0), meta.block_tables.stride(0)
     grid = (len(meta.seq_lens), heads, triton.cdiv(value_dim, config["BLOCK"]))
     keys = triton.next_power_of_2(key_dim)
-    _recurrence_kernel[grid](*tensors, *sizes, DELTA=beta is not None, KEYS=keys, **config)
+    flags = {"DELTA": beta is not None, "BY_KEY": decay.ndim == 3, "KEYS": keys}
+    _recurrence_kernel[grid](*tensors, *sizes, **flags, **config)
     return out
 
 

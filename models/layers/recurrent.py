@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
@@ -11,10 +12,10 @@ from torch import Tensor
 from ...kernels.activation import activation
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.norm import rms_norm
-from ...kernels.state import causal_conv, linear_recurrence
+from ...kernels.state import StepDecay, causal_conv, linear_recurrence
 from ..interface import CacheSpec
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
-from ..text.spec import ConvSpec, DeltaSpec, LightningSpec, MambaSpec, StateSpec
+from ..text.spec import ConvSpec, DeltaSpec, LightningSpec, MambaSpec, SelectiveSpec, StateSpec
 from .basic import Converter, Convertible, Norm, TensorModule, WeightedLayer
 from .builder import StoredTensor
 from .linear import Linear
@@ -145,6 +146,62 @@ class GatedDeltaNet(TensorModule, Convertible):
         return self.out((out * activation("silu", z.float().contiguous())).to(x.dtype))
 
 
+class DecayRates(StoredTensor):
+    """`A_log` of Mamba 1, `[channels, state]`. After `pack`, `weight` holds the rates of a StepDecay."""
+
+    def __init__(self, channels: int, state: int, device: torch.device) -> None:
+        super().__init__((channels, state), torch.float32, device)
+
+    def pack(self) -> None:
+        channels, state = self.weight.shape
+        heads = channels // _head_width(channels)
+        self.weight = self.weight.exp().neg_().view(heads, -1, state).transpose(1, 2).contiguous()
+
+
+def _head_width(channels: int) -> int:
+    """Return the number of channels that the recurrence of Mamba 1 computes together."""
+    return math.gcd(channels, 64)
+
+
+class Mamba1(TensorModule):
+    """A selective state-space layer, in which each number of a channel's state decays at its own rate (arXiv 2312.00752).
+
+    All channels share B and C, the key and the query of `linear_recurrence`. Its heads are groups of adjacent channels.
+    """
+
+    def __init__(self, hidden: int, spec: SelectiveSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec, width = spec, spec.width
+        self.project = Linear(hidden, {"in_proj": 2 * width}, spec.bias, dtype, device)
+        self.conv1d = CausalConv(width, spec.taps, spec.conv_bias, dtype, device)
+        self.select = Linear(width, {"x_proj": sum(spec.sizes)}, False, dtype, device, exact=True)
+        self.step = Linear(spec.rank, {"dt_proj": width}, True, dtype, device, exact=True)
+        self.A_log = DecayRates(width, spec.state, device)
+        self.D = StoredTensor((width,), torch.float32, device)
+        self.out = Linear(width, {"out_proj": hidden}, spec.bias, dtype, device)
+        self.norms = []
+        if spec.norm_eps is not None:
+            self.norms = [Norm(size, spec.norm_eps, False, dtype, device, learned=False) for size in spec.sizes]
+        self.cache_spec = CacheSpec("state", 1, self.conv1d.state_size + width * spec.state, dtype)
+
+    def forward(self, x: Tensor, cos_sin: None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+        s, rows, conv_size = self.spec, len(x), self.conv1d.state_size
+        mixed, gate = self.project(x).chunk(2, 1)
+        mixed = activation(s.act, self.conv1d(mixed, cache[:, :conv_size], attn))
+        parts = self.select(mixed).split(s.sizes, 1)
+        for norm, part in zip(self.norms, parts, strict=False):
+            norm.heads_(part[:, None])
+        step, keys, queries = parts
+        step = activation("softplus", self.step(step.contiguous()).float())
+        q, k = (part.float()[:, None] for part in (queries, keys))
+        values, step = (part.view(rows, -1, _head_width(s.width)) for part in (mixed.float(), step))
+        decay = StepDecay(step, self.A_log.weight)
+        out = linear_recurrence(q, k, values * step, decay, None, cache[:, conv_size:], attn).view(rows, -1)
+        out += values.view(rows, -1) * self.D.weight
+        out *= activation("silu", gate.float().contiguous())
+        return self.out(out.to(x.dtype))
+
+
 class Mamba2(TensorModule):
     """A state-space layer whose decay is a scalar per head (arXiv 2405.21060), as in Granite 4, Falcon-H1 and Nemotron-H.
 
@@ -234,6 +291,8 @@ def recurrent_bytes(width: int, spec: StateSpec, ops: OpBytes) -> int:
     if isinstance(spec, LightningSpec):
         inner = spec.heads * spec.head_dim  # q, k and v are copied head by head
         return small + ops.linear_result(4 * inner, rows) + (7 * inner + 2 * spec.heads) * FLOAT32
+    if isinstance(spec, SelectiveSpec):
+        return small + _selective_bytes(width, spec, ops)
     if isinstance(spec, DeltaSpec):
         keys, values, each = spec.key_heads * spec.key_dim, spec.heads * spec.value_dim, spec.key_dim
         during, after = 2 * keys + 2 * values + 6 * spec.heads, 2 * keys + 3 * values
@@ -246,3 +305,15 @@ def recurrent_bytes(width: int, spec: StateSpec, ops: OpBytes) -> int:
     base = ops.linear_result(mixed + values + spec.heads, rows) + (getattr(spec, "in_scale", 1.0) != 1.0) * width * s
     conv, result = mixed * (s + FLOAT32), (mixed + 2 * values) * FLOAT32 + ops.linear(values, width, rows)
     return small + base + max(conv, (mixed + max(during, after)) * FLOAT32, result)
+
+
+def _selective_bytes(width: int, spec: SelectiveSpec, ops: OpBytes) -> int:
+    s, rows, inner = ops.dtype.itemsize, ops.limits.rows, spec.width
+    # alive all the time: both projections and the convolved channels, in float32 too
+    base = ops.linear_result(2 * inner, rows) + ops.linear_result(sum(spec.sizes), rows) + inner * (s + ops.float32_copy)
+    recurrence = (3 * inner + 2 * spec.state) * FLOAT32  # steps, values times steps, result, and B and C
+    if ops.limits.device.type == "cpu" or not ops.fused("linear_recurrence"):  # in torch: a state, its decays and a product
+        recurrence += -(-3 * inner * spec.state * FLOAT32 // rows)
+    gated = 4 * inner * FLOAT32  # steps, result, and the gate before and after its activation
+    last = 2 * inner * FLOAT32 + (ops.float32_copy > 0) * inner * s + ops.linear(inner, width, rows)
+    return base + max(recurrence, gated, last)

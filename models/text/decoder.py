@@ -21,7 +21,7 @@ from ..layers.mla import LatentAttention, latent_attention_bytes
 from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes, plain_mlp_bytes
 from ..layers.moe import Mixture, MixtureBeside, ModalityMixture, mixture_bytes
 from ..layers.ranks import current_ranks
-from ..layers.recurrent import GatedDeltaNet, LightningAttention, Mamba2, ShortConv, recurrent_bytes
+from ..layers.recurrent import GatedDeltaNet, LightningAttention, Mamba1, Mamba2, ShortConv, recurrent_bytes
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
 from .attention import CrossAttention, DecoderAttention, attention_bytes
 from .rope import CosSin, Rotary, Temperature
@@ -35,6 +35,7 @@ from .spec import (
     LightningSpec,
     MlpSpec,
     MoeSpec,
+    SelectiveSpec,
     StateSpec,
 )
 
@@ -84,7 +85,7 @@ def modules_of_all_ranks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from module.layers[0].named_modules(prefix=path)
 
 
-Mixer = DecoderAttention | LatentAttention | ShortConv | GatedDeltaNet | Mamba2 | LightningAttention
+Mixer = DecoderAttention | LatentAttention | ShortConv | GatedDeltaNet | Mamba1 | Mamba2 | LightningAttention
 
 
 class DecoderLayer(TensorModule):
@@ -341,6 +342,8 @@ def _mixer(
         return GatedDeltaNet(hidden, mixer, stack.eps, dtype, device)
     if isinstance(mixer, LightningSpec):
         return LightningAttention(hidden, mixer, dtype, device)
+    if isinstance(mixer, SelectiveSpec):
+        return Mamba1(hidden, mixer, dtype, device)
     return Mamba2(hidden, mixer, stack.eps, dtype, device)
 
 

@@ -23,6 +23,7 @@ from .spec import (
     MambaSpec,
     MtpSpec,
     PerLayerSpec,
+    SelectiveSpec,
     StateSpec,
 )
 from .stack import Stack
@@ -164,6 +165,8 @@ def _mixer(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSpec |
     kind = layer_type(text, layer)
     if kind == "conv":
         return ConvSpec(positive_int(text, "conv_L_cache"), bool(text.get("conv_bias")))
+    if kind in ("linear_attention", "mamba") and text.get("mamba_dt_rank"):
+        return _mamba1(text)
     if kind in ("linear_attention", "mamba") and text.get("mamba_d_state"):
         return _mamba(text)
     if kind == "linear_attention" and "linear_attn_alpha_factor" in text:
@@ -188,6 +191,20 @@ def _mixer_act(text: Mapping[str, Any]) -> str:
     """Return the activation after the convolution of a layer with a state."""
     key = "mamba_hidden_act" if "mamba_hidden_act" in text else "hidden_act"
     return check_activation(key, text.get(key, "silu"))
+
+
+def _mamba1(text: Mapping[str, Any]) -> SelectiveSpec:
+    eps = text.get("mixer_rms_eps")
+    return SelectiveSpec(
+        width=int(positive_number(text, "mamba_expand") * positive_int(text, "hidden_size")),
+        state=positive_int(text, "mamba_d_state"),
+        rank=positive_int(text, "mamba_dt_rank"),
+        taps=positive_int(text, "mamba_d_conv"),
+        conv_bias=bool(text["mamba_conv_bias"]),
+        bias=bool(text["mamba_proj_bias"]),
+        act=_mixer_act(text),
+        norm_eps=None if eps is None else positive_number(text, "mixer_rms_eps"),
+    )
 
 
 def _mamba(text: Mapping[str, Any]) -> MambaSpec:

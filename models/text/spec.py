@@ -186,6 +186,34 @@ class MambaSpec:
 
 
 @dataclass(frozen=True)
+class SelectiveSpec:
+    """A Mamba 1 layer (arXiv 2312.00752) in place of attention: each number of its state has a decay of its own.
+
+    Args:
+        width: channels. state: numbers of the state per channel. rank: inner width of the projection of steps.
+        taps: inputs that the convolution before it sees, the row's own included. conv_bias: it has a bias.
+        bias: the input and output projections have a bias.
+        act: activation after the convolution.
+        norm_eps: steps, B and C are normed by RMSNorm without a weight, with this epsilon; None: they are not.
+    """
+
+    width: int
+    state: int
+    rank: int
+    taps: int
+    conv_bias: bool
+    bias: bool
+    act: str
+    norm_eps: float | None = None
+    path: ClassVar[str] = "mamba"
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Widths of the projected step, B and C."""
+        return self.rank, self.state, self.state
+
+
+@dataclass(frozen=True)
 class LightningSpec:
     """Lightning attention (arXiv 2501.08313) in place of softmax attention: a state `[head_dim, head_dim]` per head.
 
@@ -207,7 +235,7 @@ class LightningSpec:
         return tuple(2 ** (-8 * number / self.heads) * factor for number in range(1, self.heads + 1))
 
 
-StateSpec = ConvSpec | DeltaSpec | MambaSpec | LightningSpec
+StateSpec = ConvSpec | DeltaSpec | MambaSpec | SelectiveSpec | LightningSpec
 """Layers with a state in place of keys and values."""
 
 

@@ -684,6 +684,21 @@ MAMBA2: dict[str, Any] = {
     "max_position_embeddings": 262144,
     "layer_norm_epsilon": 1e-5,
 }
+MAMBA: dict[str, Any] = {
+    "vocab_size": 50280,
+    "hidden_size": 768,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 262144,
+    "layer_norm_epsilon": 1e-5,
+    "mamba_expand": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_dt_rank": "auto",
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "mamba_hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
 MINIMAX = MIXTRAL | {
     "layer_types": ("full_attention", "linear_attention") * 64,
     **{f"{part}_{name}_factor": 1.0 for part in ("full_attn", "linear_attn", "mlp") for name in ("alpha", "beta")},

@@ -25,3 +25,9 @@ def falcon_keys(text: Mapping[str, Any]) -> dict[str, Any]:
         "use_parallel_residual": is_new or bool(text["parallel_attn"]),
         "parallel_norms": 2 if is_new and text.get("num_ln_in_parallel_attn") in (None, 2) else 1,
     }
+
+
+def mamba_keys(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inner width of Mamba's projection of steps, which "auto" sets to a sixteenth of the hidden size."""
+    rank = text["mamba_dt_rank"]
+    return {"mamba_dt_rank": -(-positive_int(text, "hidden_size") // 16) if rank == "auto" else rank}

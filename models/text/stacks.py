@@ -16,7 +16,7 @@ from ...kernels.activation.reference import CLAMPED_SWIGLU
 from . import stack_defaults as defaults
 from .spec import hw_interleaved_sections, interleaved_sections
 from .stack import Stack
-from .stack_keys import falcon_keys
+from .stack_keys import falcon_keys, mamba_keys
 
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -79,6 +79,15 @@ _BACKBONE_NAMES = (("embeddings.", "embed_tokens."),)
 _MAMBA_KEYS = {
     "num_heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state_size": "mamba_d_state", "hidden_act": "mamba_hidden_act",
 }  # fmt: skip
+_MAMBA1_KEYS = {
+    "state_size": "mamba_d_state",
+    "conv_kernel": "mamba_d_conv",
+    "expand": "mamba_expand",
+    "time_step_rank": "mamba_dt_rank",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+    "hidden_act": "mamba_hidden_act",
+}
 _NEMOTRON_KEYS = {
     "hybrid_override_pattern": "layer_types",
     "attention_head_dim": "head_dim",
@@ -92,6 +101,15 @@ _NEMOTRON_KEYS = {
     "use_conv_bias": "mamba_conv_bias",
     "use_bias": "mamba_proj_bias",
 }
+_mamba = Stack(
+    defaults.MAMBA,
+    eps_key="layer_norm_epsilon",
+    single=True,
+    last_norm="norm_f",
+    renames=_BACKBONE_NAMES,
+    aliases=_MAMBA1_KEYS,
+    derived=mamba_keys,
+)
 _deepseek3 = Stack(defaults.DEEPSEEK3, interleaved=True, router=_SIGMOID, mtp="layers")
 _cohere = Stack(
     defaults.COHERE,
@@ -263,6 +281,8 @@ STACKS: Mapping[str, Stack] = {
         renames=_BACKBONE_NAMES,
         aliases=_NEMOTRON_KEYS,
     ),
+    "mamba": _mamba,
+    "falcon_mamba": replace(_mamba, defaults=defaults.MAMBA | {"mixer_rms_eps": 1e-6}),
     "mamba2": Stack(
         defaults.MAMBA2,
         eps_key="layer_norm_epsilon",

@@ -139,6 +139,8 @@ CHANGES = {
         "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 24, "n_routed_experts": 8, "moe_latent_size": 40,
         "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 1.5, **EXPERTS,
     },
+    "mamba": {"state_size": 12},
+    "falcon_mamba": {"state_size": 12},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24},
     "minimax": {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 8, "head_dim": 24,
@@ -285,6 +287,7 @@ FAMILIES = [
     row("bamba", run=run_whole, variants={"gelu": GELU}),
     row("falcon_h1", variants={"biases": BIASES, "gelu": GELU}),
     row("nemotron_h", variants={"biases": BIASES | {"mamba_hidden_act": "gelu"}}),
+    row("mamba", "falcon_mamba", run=run_whole, variants={"gelu": GELU | {"use_bias": True, "use_conv_bias": False}}),
     row("mamba2", variants={"gelu": GELU}),
     row(
         "olmo_hybrid",

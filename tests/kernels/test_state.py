@@ -4,7 +4,7 @@ import pytest
 import torch
 from sensorium.kernels.dispatch import use_backends
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.kernels.state import causal_conv, linear_recurrence
+from sensorium.kernels.state import StepDecay, causal_conv, linear_recurrence
 
 BOTH = pytest.mark.parametrize("backend", ["native", "torch"])
 
@@ -26,11 +26,30 @@ def conv_inputs(rows, channels=37, taps=4, dtype=torch.float32):
     return wide[:, 2:-3], torch.randn(taps, channels, generator=gen), torch.randn(channels, generator=gen)
 
 
-def rule_inputs(rows, value_dim=24, delta=True):
+def rule_inputs(rows, value_dim=24, delta=True, decays="head"):
     gen = torch.Generator().manual_seed(rows)
     q, k = (torch.randn(rows, 2, 20, generator=gen) * 0.3 for _ in range(2))
     v, decay = torch.randn(rows, 6, value_dim, generator=gen), torch.rand(rows, 6, generator=gen)
-    return q, k, v, decay, torch.rand(rows, 6, generator=gen) if delta else None
+    beta = torch.rand(rows, 6, generator=gen) if delta else None
+    if decays == "key":
+        decay = torch.rand(rows, 6, 20, generator=gen)
+    elif decays == "step":
+        fixed = torch.Generator().manual_seed(0)  # the rates are weights
+        decay = StepDecay(torch.rand(rows, 6, value_dim, generator=gen), -torch.rand(6, 20, value_dim, generator=fixed))
+    return q, k, v, decay, beta
+
+
+def select(part, rows):
+    """Return the rows of an input of the recurrence."""
+    if isinstance(part, StepDecay):
+        return StepDecay(part.steps[rows], part.rates)
+    return None if part is None else part[rows]
+
+
+def join(parts):
+    if isinstance(parts[0], StepDecay):
+        return StepDecay(torch.cat([part.steps for part in parts]), parts[0].rates)
+    return None if parts[0] is None else torch.cat(parts)
 
 
 @BOTH
@@ -64,6 +83,41 @@ def test_delta_rule_equals_transformers(backend, value_dim):
 
 
 @BOTH
+def test_decays_by_key_equal_transformers(backend):
+    from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
+
+    q, k, v, decay, beta = rule_inputs(11, decays="key")
+    q, k, start = q.repeat_interleave(3, 1), k.repeat_interleave(3, 1), torch.randn(6, 20, 24)
+    expected, last = recurrent_kimi_delta_attention(
+        q[None], k[None], v[None], decay.log()[None], beta[None], start[None].clone(), True
+    )
+    states = torch.cat((start.flatten()[None], torch.full((1, start.numel()), torch.nan)))
+    with use_backends(f"linear_recurrence={backend}"):
+        found = linear_recurrence(q * 20**-0.5, k, v, decay, beta, states, batch([11], [5]))
+    torch.testing.assert_close(found, expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(states[1].view_as(last[0]), last[0], rtol=1e-5, atol=1e-5)
+
+
+@BOTH
+def test_decays_by_step_equal_transformers(backend):
+    from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+
+    gen = torch.Generator().manual_seed(1)
+    channels, steps = torch.randn(9, 48, generator=gen), torch.rand(9, 48, generator=gen)
+    rates, keys, queries = -torch.rand(48, 20, generator=gen), *(torch.randn(9, 1, 20, generator=gen) for _ in range(2))
+    expected, last = mamba_selective_scan(
+        channels.T[None], steps.T[None], rates, keys[:, 0].T[None], queries[:, 0].T[None], return_last_state=True
+    )
+    heads = [part.view(9, 3, 16) for part in (channels * steps, steps)]
+    states = torch.full((2, rates.numel()), torch.nan)
+    with use_backends(f"linear_recurrence={backend}"):
+        decay = StepDecay(heads[1], rates.view(3, 16, 20).transpose(1, 2))
+        found = linear_recurrence(queries, keys, heads[0], decay, None, states, batch([9], [0]))
+    torch.testing.assert_close(found.flatten(1), expected[0].T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(states[1].view(3, 20, 16).transpose(1, 2).reshape(48, 20), last[0], rtol=1e-5, atol=1e-5)
+
+
+@BOTH
 def test_recurrence_without_delta_is_a_decayed_sum(backend):
     q, k, v, decay, _ = rule_inputs(5, delta=False)
     with use_backends(f"linear_recurrence={backend}"):
@@ -75,11 +129,11 @@ def test_recurrence_without_delta_is_a_decayed_sum(backend):
 
 
 @BOTH
-@pytest.mark.parametrize("op", ["conv", "delta", "sum"])
+@pytest.mark.parametrize("op", ["conv", "delta", "sum", "key", "step"])
 def test_bits_depend_on_neither_chunks_nor_batch(backend, op):
     """Three sequences in one batch of chunks of any size give the bits of each sequence alone in one step."""
     lengths = (13, 6, 1)
-    parts = [conv_inputs(n)[:1] if op == "conv" else rule_inputs(n, delta=op == "delta") for n in lengths]
+    parts = [conv_inputs(n)[:1] if op == "conv" else rule_inputs(n, delta=op in ("delta", "key"), decays=op) for n in lengths]
     _, weight, bias = conv_inputs(1)
     size = 3 * 37 if op == "conv" else 6 * 20 * 24
 
@@ -95,7 +149,7 @@ def test_bits_depend_on_neither_chunks_nor_batch(backend, op):
             here = [i for i in range(3) if step[i]]
             rows = [slice(done[i], done[i] + step[i]) for i in here]
             joined = [
-                None if part[0] is None else torch.cat([one[at] for one, at in zip(part, rows, strict=True)])
+                join([select(one, at) for one, at in zip(part, rows, strict=True)])
                 for part in zip(*(parts[i] for i in here), strict=True)
             ]
             slots = torch.cat((states[here], torch.full((len(here), size), torch.nan)))

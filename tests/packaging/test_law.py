@@ -60,6 +60,8 @@ WRITES = {
 """This reader of a publisher's own layout writes a config in the Hub's layout."""
 WRITES |= {("models/fallback/borrowed.py", "model_type")}  # compares the config with transformers' class
 WRITES |= {("checkpoints/tokenizers/files.py", "model_type")}  # SigLIP's tokenizer files do not say that it lowercases
+# a layer type of hybrid decoders, and the name of their layers in checkpoints
+WRITES |= {(f"models/text/{file}.py", "mamba") for file in ("attention_config", "decoder_config", "spec")}
 WRITES |= {("engine/vllm_args.py", "mistral")}  # a value of vLLM's load_format, config_format and tokenizer_mode
 
 

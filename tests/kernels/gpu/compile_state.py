@@ -1,12 +1,13 @@
 """Launches of layers with a state: a chunk of a prompt and decode rows.
 
-The shapes are those of Qwen3-Next, Granite 4, LFM2 and MiniMax-Text-01.
+The shapes are those of Qwen3-Next, Granite 4, LFM2, MiniMax-Text-01, Kimi Linear and Falcon-Mamba.
 """
 
 from __future__ import annotations
 
 import torch
 from sensorium.kernels.metadata import AttentionMetadata
+from sensorium.kernels.state import StepDecay
 from sensorium.kernels.state import triton as state
 
 HOT = {"_conv_kernel", "_recurrence_kernel"}
@@ -36,3 +37,7 @@ def launches() -> None:
             q, v = torch.empty(total, key_heads, key_dim), torch.empty(total, heads, value_dim)
             decay, states = torch.empty(total, heads), torch.empty(64, heads * key_dim * value_dim)
             state.linear_recurrence(q, q, v, decay, decay if delta else None, states, meta)
+        q, v = torch.empty(total, 32, 128), torch.empty(total, 32, 128)
+        state.linear_recurrence(q, q, v, q, torch.empty(total, 32), torch.empty(64, 32 * 128 * 128), meta)
+        q, v = torch.empty(total, 1, 16), torch.empty(total, 128, 64)
+        state.linear_recurrence(q, q, v, StepDecay(v, torch.empty(128, 16, 64)), None, torch.empty(64, 128 * 16 * 64), meta)

@@ -32,11 +32,18 @@ def test_convolution(dtype: torch.dtype, with_bias: bool) -> None:
     assert torch.equal(ours[:3], start[:3]), "a state that is read, or that a padding row names, is not written"
 
 
-@pytest.mark.parametrize(("key_heads", "delta"), [(2, True), (2, False), (6, False)])  # delta nets, Mamba 2, lightning
+KINDS = [(2, True, "head"), (2, False, "head"), (6, False, "head"), (6, True, "key"), (1, False, "step")]
+"""Key heads, delta rule, and decays of gated delta nets, Mamba 2, lightning attention, Kimi delta attention and Mamba 1."""
+
+
+@pytest.mark.parametrize(("key_heads", "delta", "decays"), KINDS)
 @pytest.mark.parametrize("value_dim", [16, 40])
-def test_recurrence(key_heads: int, delta: bool, value_dim: int) -> None:
+def test_recurrence(key_heads: int, delta: bool, decays: str, value_dim: int) -> None:
     q, k, v = torch.randn(14, key_heads, 20), torch.randn(14, key_heads, 20) * 0.3, torch.randn(14, 6, value_dim)
-    decay, beta, start = torch.rand(14, 6), torch.rand(14, 6) if delta else None, torch.randn(6, 120 * value_dim + 8)
+    beta, start = torch.rand(14, 6) if delta else None, torch.randn(6, 120 * value_dim + 8)
+    decay: reference.Decay = torch.rand(14, 6) if decays == "head" else torch.rand(14, 6, 20)
+    if decays == "step":
+        decay = reference.StepDecay(torch.rand(14, 6, value_dim), -torch.rand(6, 20, value_dim))
     ours, theirs = start.clone(), start.clone()
     found = state.linear_recurrence(q, k, v, decay, beta, ours[:, 8:], batch())
     with use_backends("linear_recurrence=torch"):
