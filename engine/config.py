@@ -22,7 +22,14 @@ from ..models.quantization import METHODS, parse_quantization
 from .model_files import DTYPES
 from .sampling_params import SamplingLimits, check_generation_overrides
 from .speculative_config import read_speculative_config, with_paths
-from .transfer_config import KVTransferOptions, check_encoder_listen, read_encoders, read_kv_transfer
+from .transfer_config import (
+    ECTransferOptions,
+    KVTransferOptions,
+    check_encoder_listen,
+    read_ec_transfer,
+    read_encoders,
+    read_kv_transfer,
+)
 from .vllm_args import as_given, translate_options
 
 _DEFAULT_CACHE_BYTES = 4 << 30
@@ -127,6 +134,8 @@ class EngineConfig:
         encoder_cache_dir: folder where encoder rows are kept across restarts; `~` is expanded. None keeps them in memory only.
             All weight files are hashed at start, so that rows of one checkpoint are never served for another.
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
+        ec_transfer_config: where encoder rows and processed items are kept for this engine and for others, as a mapping in
+            vLLM's form, in place of `encoder_cache_dir` (docs/scaling.md).
         kv_offloading_size: GiB of the host's memory that keep KV blocks which the KV cache has no room for (docs/scaling.md).
         kv_transfer_config: where KV blocks are kept outside the KV cache, for this engine and for others, as a mapping in
             vLLM's form (docs/scaling.md).
@@ -238,6 +247,7 @@ class EngineConfig:
     encoder_cache_bytes: int | None = None
     encoder_cache_dir: str | None = None
     encoder_cache_dir_bytes: int = 4 << 30
+    ec_transfer_config: Mapping[str, Any] | None = None
     kv_offloading_size: float | None = None
     kv_transfer_config: Mapping[str, Any] | None = field(default=None, repr=False)  # it may hold a token or a password
     encoder: str | Sequence[str] | None = None
@@ -325,9 +335,7 @@ class EngineConfig:
             raise _error("async_scheduling", self.async_scheduling, "must be True, False or None")
         _check_device_name("device", self.device, ("auto", "cpu"))
         _check_device_name("media_device", self.media_device, ("cpu",))
-        for name in ("encoder_cache_dir", "packed_cache_dir"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _expand_folder(name, getattr(self, name)))
+        self._check_folders()
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise _error("seed", self.seed, "must be an integer")
         self._check_adapters()
@@ -339,6 +347,14 @@ class EngineConfig:
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
                 raise _error(f"limit_mm_per_prompt[{modality!r}]", limit, "must be an integer, 0 or above")
+
+    def _check_folders(self) -> None:
+        """Expand `~` in the folders of caches. Raise ConfigError for what is no folder."""
+        for name in ("encoder_cache_dir", "packed_cache_dir"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _expand_folder(name, getattr(self, name)))
+        if self.ec_transfer_config is not None and self.ec_transfer.folder:
+            _expand_folder("ec_transfer_config", self.ec_transfer.folder)
 
     def _check_adapters(self) -> None:
         """Raise ConfigError for wrong values of the options on adapters of requests."""
@@ -391,6 +407,11 @@ class EngineConfig:
     def kv_transfer(self) -> KVTransferOptions:
         """The connectors of KV blocks."""
         return read_kv_transfer(self.kv_transfer_config, self.kv_offloading_size)
+
+    @property
+    def ec_transfer(self) -> ECTransferOptions:
+        """The connector of encoder rows and processed items."""
+        return read_ec_transfer(self.ec_transfer_config, self.encoder_cache_dir, self.encoder_cache_dir_bytes)
 
     @property
     def kept_row_bytes(self) -> int:

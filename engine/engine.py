@@ -44,6 +44,7 @@ from .frontend.arguments import (
 from .frontend.encoder_server import serve_encoder
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
+from .frontend.item_store import ItemStore
 from .frontend.media import MultiModalSettings
 from .frontend.prompt_text import PromptOptions
 from .frontend.prompts import find_salt
@@ -56,7 +57,7 @@ from .model_files import ModelFiles, load_model_files
 from .outputs import RequestOutput
 from .pooling_params import check_pooling
 from .sampling_params import SamplingParams, from_generation_config
-from .setup.connectors import rows_namespace
+from .setup.connectors import open_item_store, rows_namespace
 from .setup.doctor import explain
 from .setup.hub import find_model
 from .setup.implementation import resolve_architecture
@@ -140,7 +141,8 @@ class Engine(NotPicklable):
         self.truncates_pairs = files.is_cross_encoder
         namespace = rows_namespace(self.config, files, core.info)
         remote = remote_encoder(self.config, core.info, namespace)
-        settings = _media_settings(self.config, files, core.info, remote)
+        items = open_item_store(self.config, files, getattr(torch, core.info.dtype))
+        settings = _media_settings(self.config, files, core.info, remote, items)
         self.sentence_transformers = files.sentence_transformers
         self.inputs = InputProcessor(info, self.tokenizer, settings, self.max_model_len, options)
         loop = (self.config.seed, self.config.media_workers, self.config.sampling_limits)
@@ -432,12 +434,13 @@ def _default_params(config: EngineConfig, files: ModelFiles) -> SamplingParams:
 
 
 def _media_settings(
-    config: EngineConfig, files: ModelFiles, core: CoreInfo, remote: RemoteEncoder | None
+    config: EngineConfig, files: ModelFiles, core: CoreInfo, remote: RemoteEncoder | None, items: ItemStore | None
 ) -> MultiModalSettings:
     return MultiModalSettings(
         config.media,
         config.limit_mm_per_prompt,
-        files.processing_digest() if config.kv_transfer.is_shared else files.fingerprint,  # other engines have other folders
+        # other engines may have other folders
+        files.processing_digest() if config.kv_transfer.is_shared or items is not None else files.fingerprint,
         core.row_bytes,
         getattr(torch, core.dtype),
         config.trust_uuid,
@@ -447,4 +450,5 @@ def _media_settings(
         device=None if config.media_device == "cpu" else MediaDevice(config.torch_media_device),
         encodes=config.parts != "decoder",
         remote_encoder=remote,
+        item_store=items,
     )

@@ -231,6 +231,7 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Write what waits for connectors, and end the threads and processes that compile grammars."""
+        self.runner.store.close()
         if self.runner.kv_blocks is not None:
             self.runner.kv_blocks.close()
         if self.runner.grammars is not None:

@@ -51,7 +51,6 @@ class VllmEngineArgs(TypedDict, total=False):
     disable_sliding_window: Any
     distributed_executor_backend: Any
     download_dir: Any
-    ec_transfer_config: Any
     enable_auto_tool_choice: Any
     enable_chunked_prefill: Any
     enable_cumem_allocator: Any
@@ -192,6 +191,7 @@ class EngineOptions(VllmEngineArgs, total=False):
     encoder_cache_bytes: int | None
     encoder_cache_dir: str | os.PathLike[str] | None
     encoder_cache_dir_bytes: int | None
+    ec_transfer_config: Mapping[str, Any] | None
     kv_offloading_size: float | None
     kv_transfer_config: Mapping[str, Any] | None
     encoder: str | Sequence[str] | None

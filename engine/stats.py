@@ -58,8 +58,8 @@ class TransferStats:
     """Counters of one connector, which keeps tensors outside the caches.
 
     Args:
-        kind: kind of the tensors, "encoder rows" or "KV blocks".
-        connector: "memory", "disk", "peer" or "redis".
+        kind: kind of the tensors, "encoder rows", "KV blocks" or "processed items".
+        connector: "memory", "shared_memory", "disk", "peer" or "redis".
         hits, misses: tensors that were looked up in it and found, or not found.
         damaged: tensors whose bytes were wrong or too short, which were computed instead.
         failed: how often it could not be reached, or did not answer in time.
@@ -121,7 +121,7 @@ class EngineStats:
         drafts: what each proposer of drafted tokens achieved.
         no_drafts: why no sequence of this engine gets drafts: "off", "rows" (a row's bits may depend on the other rows of its
             step, see `batch_invariant`), "window" (answers keep the keys of their last tokens only) or "" (sequences do).
-        transfers: what each connector did (`kv_transfer_config`, `encoder_cache_dir`, `encoder`).
+        transfers: what each connector did (`kv_transfer_config`, `ec_transfer_config`, `encoder_cache_dir`, `encoder`).
     """
 
     running: int = 0

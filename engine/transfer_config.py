@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,15 +13,18 @@ from ..callers.errors import ConfigError, equals_one_of, hint, short_repr, typed
 
 _MEMORY, _MULTI = "OffloadingConnector", "MultiConnector"
 _DISK = ("ExampleConnector", "SharedStorageConnector")  # vLLM's present and former name
-_PEER, _REDIS = "PeerConnector", "RedisConnector"
-_CONNECTORS = (_MEMORY, *_DISK, _PEER, _REDIS, _MULTI)
+_SHARED_MEMORY, _PEER, _REDIS = "SharedMemoryConnector", "PeerConnector", "RedisConnector"
+_CONNECTORS = (_MEMORY, _SHARED_MEMORY, *_DISK, _PEER, _REDIS, _MULTI)
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
-_EC_DISK = ("ECExampleConnector", "ECSharedStorageConnector")
+_EC_DISK, _EC_SHARED_MEMORY = ("ECExampleConnector", "ECSharedStorageConnector"), "ECSharedMemoryConnector"
+_EC_CONNECTORS = (*_EC_DISK, _EC_SHARED_MEMORY)
+_EC_KEPT = ("encoder_rows", "processed_items")
 _EC_ROLES = ("ec_producer", "ec_consumer", "ec_both")
 _EC_KEYS = ("ec_connector", "ec_role", "ec_connector_extra_config", "engine_id")
 _FOLDER_BYTES = 64 << 30
 _OPTIONS = {  # connector -> keys of kv_connector_extra_config
     _MEMORY: ("cpu_bytes_to_use",),
+    _SHARED_MEMORY: ("name", "max_bytes"),
     **dict.fromkeys(_DISK, ("shared_storage_path", "max_bytes")),
     _PEER: ("listen", "peers", "token", "timeout_seconds"),
     _REDIS: ("url", "timeout_seconds"),
@@ -28,6 +32,7 @@ _OPTIONS = {  # connector -> keys of kv_connector_extra_config
 }
 TOKEN_VARIABLE = "SENSORIUM_PEER_TOKEN"
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
 _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {  # accepted values, and why others are refused
     "kv_load_failure_policy": (("recompute",), "blocks that are missing, damaged or late are computed"),
@@ -45,6 +50,7 @@ class KVTransferOptions:
     Args:
         saves: computed blocks are saved. loads: blocks of prompts are looked up.
         memory_bytes: size of the host's memory for blocks; 0 for none.
+        shared_memory: name of memory that engines of this machine share, "" for none. shared_bytes: its maximum size.
         folder: path of a folder for blocks, "" for none. folder_bytes: maximum size of its files.
         peers: "host:port" of engines that are asked for blocks.
         listen: "host:port" where this engine serves blocks, "" for nowhere.
@@ -56,6 +62,8 @@ class KVTransferOptions:
     saves: bool = True
     loads: bool = True
     memory_bytes: int = 0
+    shared_memory: str = ""
+    shared_bytes: int = 0
     folder: str = ""
     folder_bytes: int = _FOLDER_BYTES
     peers: tuple[str, ...] = ()
@@ -66,12 +74,34 @@ class KVTransferOptions:
 
     def __bool__(self) -> bool:
         """Return whether there is a connector."""
-        return bool(self.memory_bytes or self.folder or self.peers or self.redis_url)
+        return bool(self.memory_bytes or self.shared_memory or self.folder or self.peers or self.redis_url)
 
     @property
     def is_shared(self) -> bool:
         """Return whether other engines may read what this one saves, or this one what others have saved."""
-        return bool(self.folder or self.peers or self.listen or self.redis_url)
+        return bool(self.shared_memory or self.folder or self.peers or self.listen or self.redis_url)
+
+
+@dataclass(frozen=True)
+class ECTransferOptions:
+    """Where an engine keeps encoder rows and processed items outside its caches, for itself and for others.
+
+    Args:
+        folder: path of a folder, "" for none. folder_bytes: maximum size of its files.
+        shared_memory: name of memory that engines of this machine share, "" for none. shared_bytes: its maximum size.
+        rows: encoder rows are kept. items: processed items are kept, so that others need not decode and process them.
+    """
+
+    folder: str = ""
+    folder_bytes: int = 0
+    shared_memory: str = ""
+    shared_bytes: int = 0
+    rows: bool = True
+    items: bool = False
+
+    def __bool__(self) -> bool:
+        """Return whether there is a connector."""
+        return bool(self.folder or self.shared_memory)
 
 
 def read_kv_transfer(options: object, offloading_gib: object) -> KVTransferOptions:
@@ -91,29 +121,42 @@ def read_kv_transfer(options: object, offloading_gib: object) -> KVTransferOptio
     return _check_served(replace(result, memory_bytes=result.memory_bytes + num_bytes))
 
 
-def encoder_folder(options: object) -> str:
-    """Return the `encoder_cache_dir` that an `ec_transfer_config` asks for. Engines of each role read it and write to it.
+def read_ec_transfer(options: object, folder: str | None, folder_bytes: int) -> ECTransferOptions:
+    """Return what `ec_transfer_config`, or else `encoder_cache_dir`, asks for. Engines of each role read and write.
+
+    Args:
+        folder, folder_bytes: `encoder_cache_dir` and its maximum size.
 
     Raises:
         ConfigError: a connector, key or value that cannot be honoured, by name.
     """
     param = "ec_transfer_config"
+    if options is None:
+        return ECTransferOptions(folder or "", folder_bytes)
+    if folder is not None:
+        raise ConfigError("<<param>> cannot be combined with <<encoder_cache_dir>>; leave one of them out", param=param)
     if not isinstance(options, Mapping):
         raise _type_error(options, 'a mapping, such as {"ec_connector": "ECExampleConnector", ...}', param=param)
     values = {name: value for name, value in options.items() if value is not None}
     _check_keys(values, _EC_KEYS, "", param)
     connector, role, extra = (values.get(name) for name in _EC_KEYS[:3])
-    if not equals_one_of(connector, _EC_DISK):
-        raise _error(connector, f"cannot be honoured; the connectors are {', '.join(_EC_DISK)}", "ec_connector", param)
+    if not equals_one_of(connector, _EC_CONNECTORS):
+        raise _error(connector, f"cannot be honoured; the connectors are {', '.join(_EC_CONNECTORS)}", "ec_connector", param)
     if not equals_one_of(role, _EC_ROLES):
         raise _error(role, f"must be one of {', '.join(_EC_ROLES)}", "ec_role", param)
     if not isinstance(extra, Mapping):
-        raise _type_error(extra, "a mapping with shared_storage_path", "ec_connector_extra_config", param)
-    _check_keys(extra, ("shared_storage_path",), f" for {connector}", param)
-    path = extra.get("shared_storage_path")
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
-        raise _error(path, "must be the path of a folder", "shared_storage_path", param)
-    return os.fspath(path)
+        raise _type_error(extra, "a mapping of the connector's options", "ec_connector_extra_config", param)
+    is_memory = connector == _EC_SHARED_MEMORY
+    keys = ("name", "max_bytes") if is_memory else ("shared_storage_path",)
+    _check_keys(extra, (*keys, "keeps"), f" for {connector}", param)
+    keeps = extra.get("keeps", _EC_KEPT[:1])
+    if not isinstance(keeps, list | tuple) or not keeps or not all(equals_one_of(kind, _EC_KEPT) for kind in keeps):
+        raise _error(keeps, f"must be a list of {' and '.join(_EC_KEPT)}", "keeps", param)
+    result = ECTransferOptions(rows=_EC_KEPT[0] in keeps, items=_EC_KEPT[1] in keeps)
+    if is_memory:
+        num_bytes = _positive(extra.get("max_bytes"), "max_bytes", param)
+        return replace(result, shared_memory=_memory_name(extra, param), shared_bytes=num_bytes)
+    return replace(result, folder=_folder(extra, param), folder_bytes=folder_bytes)
 
 
 def read_encoders(value: object) -> tuple[str, ...]:
@@ -182,7 +225,7 @@ def _read(options: object) -> KVTransferOptions:
 
 def _check_served(options: KVTransferOptions) -> KVTransferOptions:
     """Raise ConfigError if an engine should serve blocks that it does not keep."""
-    if options.listen and not (options.memory_bytes or options.folder):
+    if options.listen and not (options.memory_bytes or options.shared_memory or options.folder):
         reason = f"serves blocks that are kept here; add {_MEMORY} or {_DISK[0]}, or give <<kv_offloading_size>>"
         raise _error(options.listen, reason, "listen")
     return options
@@ -199,6 +242,8 @@ def _add(result: KVTransferOptions, connector: object, extra: object) -> KVTrans
         return _add_several(result, extra.get("connectors"))
     if connector == _MEMORY:
         return replace(result, memory_bytes=_positive(extra.get("cpu_bytes_to_use"), "cpu_bytes_to_use"))
+    if connector == _SHARED_MEMORY:
+        return replace(result, shared_memory=_memory_name(extra), shared_bytes=_positive(extra.get("max_bytes"), "max_bytes"))
     if connector == _PEER:
         return _add_peers(result, extra)
     if connector == _REDIS:
@@ -206,11 +251,8 @@ def _add(result: KVTransferOptions, connector: object, extra: object) -> KVTrans
         if not isinstance(url, str) or not re.match(r"(redis|rediss|unix)://", url):
             raise _error("(hidden)", "must be a URL such as redis://host:6379/0", "url")
         return replace(result, redis_url=url, seconds=_seconds(extra, result))
-    path = extra.get("shared_storage_path")
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
-        raise _error(path, "must be the path of a folder", "shared_storage_path")
     limit = _positive(extra.get("max_bytes", _FOLDER_BYTES), "max_bytes")
-    return replace(result, folder=os.path.expanduser(path), folder_bytes=limit)
+    return replace(result, folder=_folder(extra), folder_bytes=limit)
 
 
 def _add_several(result: KVTransferOptions, connectors: object) -> KVTransferOptions:
@@ -255,9 +297,27 @@ def is_address(address: object) -> bool:
     return match is not None and int(match[2]) < 1 << 16
 
 
-def _positive(value: object, key: str) -> int:
+def _memory_name(extra: Mapping[str, Any], param: str = "kv_transfer_config") -> str:
+    """Return the name of shared memory. Raise ConfigError for one that no file can have, or if memory has no names here."""
+    name = extra.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _error(name, "must be 1 to 64 letters, digits, '-' or '_'", "name", param)
+    if not sys.platform.startswith("linux"):
+        raise _error(name, "cannot be honoured: memory is shared through /dev/shm, which only Linux has", "name", param)
+    return name
+
+
+def _folder(extra: Mapping[str, Any], param: str = "kv_transfer_config") -> str:
+    """Return the path of a shared folder, with `~` expanded. Raise ConfigError for what is none."""
+    path = extra.get("shared_storage_path")
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
+        raise _error(path, "must be the path of a folder", "shared_storage_path", param)
+    return os.fspath(os.path.expanduser(path))
+
+
+def _positive(value: object, key: str, param: str = "kv_transfer_config") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _error(value, "must be a number of bytes, 1 or above", key)
+        raise _error(value, "must be a number of bytes, 1 or above", key, param)
     return value
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ..callers.errors import ConfigError, equals_one_of, hint, short_repr
-from .transfer_config import encoder_folder
 
 _ONE_DEVICE = "an engine runs on one device; start one per GPU and divide the prompts"
 _ONE_REPLICA = "an engine is one replica; sensorium.ray.serve_app and sensorium.ray.map_batches run several and divide the work"
@@ -171,7 +170,6 @@ RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "generation_config": ("generation_config", lambda value: "none" if value == "vllm" else value),
     "allowed_local_media_path": ("media.allowed_local_media_path", lambda value: value or None),
     "allowed_media_domains": ("media.allowed_media_domains", lambda value: tuple(value) or None),
-    "ec_transfer_config": ("encoder_cache_dir", encoder_folder),
     "mm_encoder_only": ("parts", lambda value: "encoder" if value else None),
     "video_pruning_rate": ("hf_overrides.video_pruning_rate", lambda value: value or None),
 }

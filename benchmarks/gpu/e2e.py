@@ -106,7 +106,7 @@ def engine(bench: Bench, model: DecoderModel, seqs: int, length: int, rows: int,
         enable_prefix_caching=False,
         async_scheduling=overlaps,
     )
-    store = EncoderStore(None, 0, "random", model.row_size, bench.dtype, bench.device)
+    store = EncoderStore((), "random", model.row_size, bench.dtype, bench.device)
     core = build_core(model, config, MaxSizes(length, rows, 1 << 20), store, RunnerOptions())
     if not graphs:
         core.executor.runner.decode_graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]

@@ -15,7 +15,6 @@ from pathlib import Path
 from ...checkpoints.files import open_regular
 
 _NAMESPACE = re.compile(r"[0-9a-f]{64}")
-_STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that died
 
 
 class DiskConnector:
@@ -27,6 +26,7 @@ class DiskConnector:
     """
 
     name, is_in_process = "disk", False
+    stale_seconds = 3600.0  # a temporary file this old belongs to a process that died
 
     def __init__(self, root: str | os.PathLike[str], capacity: int) -> None:
         self.root, self.capacity = Path(root), capacity
@@ -40,7 +40,7 @@ class DiskConnector:
         path = self.file(key)
         try:
             with open_regular(path) as file:
-                _check_owner(path.parent)
+                check_owner(path.parent)
                 data = file.read(limit + 1)
         except FileNotFoundError:
             return None
@@ -56,10 +56,9 @@ class DiskConnector:
         path = self.file(key)
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        _check_owner(path.parent)
+        check_owner(path.parent)
         with self._lock:
-            self._evict_for(len(data))
-            self._allowance -= len(data)
+            self._make_room(len(data))
         handle, name = tempfile.mkstemp(suffix=".tmp", dir=path.parent)  # mode 0600
         try:
             with os.fdopen(handle, "wb") as file:
@@ -82,13 +81,17 @@ class DiskConnector:
     def close(self) -> None:
         """Do nothing: the files stay."""
 
-    def _evict_for(self, size: int) -> None:
+    def _make_room(self, size: int) -> None:
         """Delete the least recently used files until `size` bytes fit.
 
         Files are counted again after half of the free space was written, so that two processes together respect the capacity.
         """
-        if size <= self._allowance:
-            return
+        if size > self._allowance:
+            self._allowance = max(size, (self.capacity - self._evict(size)) // 2)
+        self._allowance -= size
+
+    def _evict(self, size: int) -> int:
+        """Count all files, delete the least recently used until `size` bytes fit, and return the bytes of those left."""
         files = sorted(self._files())
         total = sum(length for _, length, _ in files)
         if total + size > self.capacity:
@@ -97,7 +100,7 @@ class DiskConnector:
                 if total <= target:
                     break
                 total -= length if _delete(path) else 0
-        self._allowance = max(size, (self.capacity - total) // 2)
+        return total
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         """Yield (last use, bytes, path) of every file. Temporary files of processes that died are deleted."""
@@ -111,7 +114,7 @@ class DiskConnector:
                     continue
                 if entry.name.endswith(".safetensors"):
                     yield info.st_mtime, info.st_size, Path(entry)
-                elif entry.name.endswith(".tmp") and time.time() - info.st_mtime > _STALE_SECONDS:
+                elif entry.name.endswith(".tmp") and time.time() - info.st_mtime >= self.stale_seconds:
                     _delete(Path(entry))
 
 
@@ -124,7 +127,7 @@ def _delete(path: Path) -> bool:
     return True
 
 
-def _check_owner(folder: Path) -> None:
+def check_owner(folder: Path) -> None:
     """Raise PermissionError if other users can write to the folder: their bytes would be served as ours."""
     info = folder.stat(follow_symlinks=False)
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:

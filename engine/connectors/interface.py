@@ -17,7 +17,7 @@ class Connector(Protocol):
     It does not check what it keeps: `TensorStore` verifies key, checksum, shape and dtype of all that it gets.
 
     Attributes:
-        name: "memory", "disk", "peer" or "redis", as statistics and metrics call it.
+        name: "memory", "shared_memory", "disk", "peer" or "redis", as statistics and metrics call it.
         is_in_process: it keeps bytes in this process. What is found in other connectors is then copied into it.
 
     Methods raise OSError if the memory, folder or server behind it cannot be reached or does not answer in time.

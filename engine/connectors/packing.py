@@ -29,7 +29,17 @@ class PackedSpec:
         return tuple(tensor.shape) == self.shape and tensor.dtype == self.dtype
 
 
-Specs = Mapping[str, PackedSpec]
+@dataclass(frozen=True)
+class BytesSpec:
+    """A tensor of at most so many bytes: uint8 `[bytes]`."""
+
+    num_bytes: int
+
+    def fits(self, tensor: Tensor) -> bool:
+        return tensor.ndim == 1 and tensor.dtype == torch.uint8 and tensor.nbytes <= self.num_bytes
+
+
+Specs = Mapping[str, PackedSpec | BytesSpec]
 
 
 def max_packed_bytes(specs: Specs) -> int:

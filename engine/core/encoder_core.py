@@ -203,5 +203,5 @@ class EncoderCore:
         """Do nothing: the engine cannot sleep."""
 
     def close(self) -> None:
-        """Write pending rows to disk."""
-        self._store.flush()
+        """Write pending rows to the connectors, and close them."""
+        self._store.close()

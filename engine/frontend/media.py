@@ -36,6 +36,7 @@ from ...processors.interface import ProcessingInfo
 from ..connectors.item_inputs import ItemInputs
 from ..errors import error_text
 from ..stats import TransferStats
+from .item_store import ItemStore
 from .items import PlannedItem, ProcessedItem, final_spans, grid_of_pieces, merge_frame_plans
 from .remote_encoder import RemoteEncoder
 from .warm_up import start_warm_up
@@ -66,6 +67,7 @@ class MultiModalSettings:
         device: where items are processed; None for the CPU.
         encodes: False if there is no encoder, so that items must be encoder rows.
         remote_encoder: encoders of other engines, which are asked first; None: there are none.
+        item_store: processed items that engines share; None: this engine processes all items.
     """
 
     policy: MediaPolicy = field(default_factory=MediaPolicy)
@@ -81,6 +83,7 @@ class MultiModalSettings:
     device: MediaDevice | None = None
     encodes: bool = True
     remote_encoder: RemoteEncoder | None = None
+    item_store: ItemStore | None = None
 
 
 class MultiModalProcessor:
@@ -105,8 +108,10 @@ class MultiModalProcessor:
         return start_warm_up(modalities, self.settings.policy, process)
 
     def close(self) -> None:
-        """Release the codec workers, which end when no engine uses them, and the connections to encoders."""
+        """Release the codec workers, which end when no engine uses them, and the connections to encoders and other stores."""
         self._release()
+        if self.settings.item_store is not None:
+            self.settings.item_store.close()
         if self.settings.remote_encoder is not None:
             self.settings.remote_encoder.close()
 
@@ -120,8 +125,9 @@ class MultiModalProcessor:
 
     @property
     def transfers(self) -> tuple[TransferStats, ...]:
-        """Statistics of the encoders of other engines."""
-        return () if self.settings.remote_encoder is None else (self.settings.remote_encoder.stats,)
+        """Statistics of the encoders of other engines, and of processed items that engines share."""
+        remote, items = self.settings.remote_encoder, self.settings.item_store
+        return (*(() if remote is None else (remote.stats,)), *(() if items is None else items.stats))
 
     def open(
         self,
@@ -324,6 +330,20 @@ class MultiModalProcessor:
         return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens), seconds=item.seconds)
 
     def _process(self, item: PlannedItem, salt: str | None, timings: dict[str, float]) -> ProcessedItem:
+        """Read an item from the store that engines share, or decode and process it."""
+        start, store = time.perf_counter(), self.settings.item_store if item.key else None  # items of `warm_up` have no key
+        processed = None if store is None else store.get(item.key)
+        if processed is not None and not item.plan.exact:
+            with gate.error_context(item.source):
+                self._check_rows(geometry.num_embeds for geometry in processed.geometries)
+        timings["process"] = timings.get("process", 0.0) + time.perf_counter() - start
+        if processed is None:
+            processed = self._compute(item, salt, timings)
+            if store is not None:
+                store.put(item.key, processed)
+        return self._with_rows(item, processed, salt, timings)
+
+    def _compute(self, item: PlannedItem, salt: str | None, timings: dict[str, float]) -> ProcessedItem:
         source, start = item.source, time.perf_counter()
         with gate.error_context(source):
             with _stage("decoding"):
@@ -339,16 +359,14 @@ class MultiModalProcessor:
         timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle
         headers = [media.header for media in decoded]
         frames = merge_frame_plans([header.frames for header in headers])
-        return self._with_rows(
-            item, ProcessedItem(pieces, headers[0].size, frames, _seconds(headers, item.info)), salt, timings
-        )
+        return ProcessedItem(pieces, headers[0].size, frames, _seconds(headers, item.info))
 
     def _with_rows(
         self, item: PlannedItem, processed: ProcessedItem, salt: str | None, timings: dict[str, float]
     ) -> ProcessedItem:
         """Return an item with the rows of another engine's encoder, if there is one. Pieces without rows are encoded here."""
         encoder, source = self.settings.remote_encoder, item.source
-        if encoder is None or not item.key:  # items of `warm_up` have no key
+        if encoder is None or not item.key:
             return processed
         start, tenant = time.perf_counter(), digest("sensorium.tenant", salt)
         pieces = list[tuple[MultiModalKwargsItem, ItemGeometry]]()

@@ -1,9 +1,11 @@
-"""Opens the connectors of KV blocks that an engine's options name."""
+"""Opens the connectors that an engine's options name."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,10 +21,13 @@ from ..connectors.memory import MemoryConnector
 from ..connectors.peer import PeerConnector
 from ..connectors.peer_server import PeerServer
 from ..connectors.redis_store import RedisConnector
+from ..connectors.shared_memory import ROOT, SharedMemoryConnector
 from ..connectors.tensor_store import TensorStore
+from ..core.codec import decode, encode
 from ..core_info import CoreInfo
+from ..frontend.item_store import ItemStore
 from ..model_files import ModelFiles
-from ..transfer_config import KVTransferOptions
+from ..transfer_config import ECTransferOptions, KVTransferOptions
 from ..worker.encoder_store import code_digest, versions
 
 _FORMAT = 1
@@ -40,6 +45,8 @@ def open_kv_store(config: EngineConfig, content: str, specs: Sequence[CacheSpec]
     connectors: list[Connector] = []
     if options.memory_bytes:
         connectors.append(MemoryConnector(options.memory_bytes))
+    if options.shared_memory:
+        connectors.append(open_shared_memory(options.shared_memory, options.shared_bytes, "kv_transfer_config"))
     if options.folder:
         connectors.append(DiskConnector(options.folder, options.folder_bytes))
     kept = tuple(connectors)  # what this engine serves
@@ -56,6 +63,26 @@ def open_kv_store(config: EngineConfig, content: str, specs: Sequence[CacheSpec]
     return TensorStore("KV blocks", namespace, connectors, server=_serve(kept, options))
 
 
+def open_media_connectors(options: ECTransferOptions) -> list[Connector]:
+    """Return the connectors of encoder rows and processed items that an engine's options name."""
+    if options.shared_memory:
+        return [open_shared_memory(options.shared_memory, options.shared_bytes, "ec_transfer_config")]
+    return [DiskConnector(options.folder, options.folder_bytes)] if options.folder else []
+
+
+def open_item_store(config: EngineConfig, files: ModelFiles, dtype: torch.dtype) -> ItemStore | None:
+    """Return the store of an engine's processed items, None if its options name none."""
+    options = config.ec_transfer
+    connectors = open_media_connectors(options) if options.items else []
+    if not connectors:
+        return None
+    policy = {name: str(value) for name, value in asdict(config.media).items()}
+    inputs = config.media_device, dict(config.mm_processor_kwargs), config.trust_uuid, config.kernels, policy
+    code = [_version(name) for name in _LIBRARIES], *versions(config.torch_media_device, dtype)
+    namespace = digest("sensorium.items", _FORMAT, files.processing_digest(), str(dtype), *inputs, *code)
+    return ItemStore(TensorStore("processed items", namespace, connectors), encode, decode)
+
+
 def rows_namespace(config: EngineConfig, files: ModelFiles, info: CoreInfo) -> str:
     """Return the hash of what rows depend on besides the tensors of their item and the kind of processor.
 
@@ -66,6 +93,19 @@ def rows_namespace(config: EngineConfig, files: ModelFiles, info: CoreInfo) -> s
     code, content = code_digest(Path(__file__).parents[2]), files.content_digest()
     model = content, config.quantization, config.kernels, config.batch_invariant
     return digest("sensorium.encoder_rows", _FORMAT, *model, info.dtype, info.row_bytes, code)
+
+
+def open_shared_memory(name: str, num_bytes: int, param: str) -> SharedMemoryConnector:
+    """Open shared memory, or raise ConfigError for the option `param`."""
+    try:
+        memory = shutil.disk_usage(ROOT).total
+        if num_bytes > memory:
+            reason = f"<<param>>['max_bytes']={num_bytes} is more than {ROOT} can hold, {memory} bytes"
+            raise ConfigError(reason, param=param, limit=memory, value=num_bytes)
+        return SharedMemoryConnector(name, num_bytes)
+    except OSError as error:
+        reason = f"<<param>>['name']={name!r} cannot be used ({error.strerror or error}); give another name"
+        raise ConfigError(reason, param=param) from None
 
 
 def _version(distribution: str) -> str:

@@ -75,7 +75,7 @@ def find_draft(config: EngineConfig, model: Model) -> DraftSource | None:
     name = limits.model
     options: dict[str, Any] = {"model": name, "adapter": None, "hf_overrides": {}, "revision": None, "speculative_config": None}
     options |= {"load_mtp": False, "load_talker": False, "enable_prompt_embeds": False, "encoder_cache_dir": None}
-    options |= {"kv_offloading_size": None, "kv_transfer_config": None}
+    options |= {"kv_offloading_size": None, "kv_transfer_config": None, "ec_transfer_config": None}
     options |= {"enable_lora": False, "encoder": None}
     options |= {"parts": "all", "limit_mm_per_prompt": {}, "kv_cache_dtype": "auto"}
     draft = replace(config, **options, quantization=limits.quantization or config.quantization)

@@ -36,7 +36,7 @@ from ..worker.adapter_store import AdapterStore
 from ..worker.encoder_store import EncoderStore
 from ..worker.grammar import GrammarFactory
 from ..worker.model_runner import ModelRunner, RunnerOptions
-from .connectors import open_kv_store
+from .connectors import open_kv_store, open_media_connectors
 from .draft_model import check_vocabulary, find_draft
 from .drafts import make_drafter, make_predictor
 from .memory import MaxSizes, adapter_bytes, max_cached_blocks, num_cache_blocks
@@ -84,14 +84,15 @@ def load_engine(
         draft = find_draft(config, model)
         if draft is not None:
             check_vocabulary(draft, tokenizer)
-        folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes
-        _make_folder("encoder_cache_dir", folder)
+        kept = config.ec_transfer
+        _make_folder("encoder_cache_dir" if config.ec_transfer_config is None else "ec_transfer_config", kept.folder or None)
         _make_folder("packed_cache_dir", config.packed_cache_dir)
         _make_folder("kv_transfer_config", config.kv_transfer.folder or None)
-        is_shared = folder is not None or config.kv_transfer.is_shared
+        is_shared = (kept and kept.rows) or config.kv_transfer.is_shared
         content = files.content_digest() if is_shared else ""  # what is on disk may outlive this checkpoint
         fingerprint = digest("sensorium.encoder", content, config.quantization, config.media_device)
-        store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
+        store = EncoderStore(open_media_connectors(kept) if kept.rows else (), fingerprint, model.row_size, dtype, device)
+        opened.callback(store.close)
         # the caches are allocated before weights are read, so that a plan that does not fit fails at once
         core: EngineCore | EncoderCore
         if config.parts == "encoder":

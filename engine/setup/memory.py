@@ -141,7 +141,7 @@ def _cross_rows(config: EngineConfig, info: ProcessingInfo, modality: str, rows:
 def _offloaded_bytes(config: EngineConfig, kv_cache: int) -> int:
     """Return the bytes of KV blocks outside the cache: in memory, waiting to be written, and read for waiting prompts."""
     transfer = config.kv_transfer
-    return transfer.memory_bytes + QUEUE_BYTES + kv_cache if transfer else 0
+    return transfer.memory_bytes + transfer.shared_bytes + QUEUE_BYTES + kv_cache if transfer else 0
 
 
 def num_cache_blocks(
@@ -323,7 +323,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     return MemoryPlan(
         weights=weight_bytes(model, device),
         kv_cache=sum(map(mul, blocks, block_bytes)),
-        encoder_cache=sizes.encoder_cache_bytes + (QUEUE_BYTES if config.encoder_cache_dir is not None else 0),
+        encoder_cache=sizes.encoder_cache_bytes + (QUEUE_BYTES if config.ec_transfer and config.ec_transfer.rows else 0),
         decoder_step=max(_forward_bytes(config, model, replace(step, rows=n)) for n in _worst_counts(rows)) if decodes else 0,
         logits_step=hidden
         + max(
@@ -338,9 +338,9 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         + (_encoder_adapter_bytes(config, model, step) if call_rows else 0),
         media_held=((MEDIA_BYTES + (1 + config.media_workers) * processed) if items or config.enable_prompt_embeds else 0)
         + chunked * streams * sum(model.input_bytes(name, min(MAX_STREAM_ROWS, sizes.max_model_len)) for name in encoded),
-        processor_cache=config.mm_processor_cache_bytes if items else 0,
+        processor_cache=config.mm_processor_cache_bytes + (QUEUE_BYTES if config.ec_transfer.items else 0) if items else 0,
         offloaded=_offloaded_bytes(config, sum(map(mul, blocks, block_bytes))) if decodes else 0,
-        kept_rows=config.kept_row_bytes,
+        kept_rows=config.kept_row_bytes + config.ec_transfer.shared_bytes,
         graphs=(decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), blocks_per_sequence, step) if decodes else 0)
         + encoder_graphs.graph_bytes(model, call_rows, step),
         # on a GPU, each worker holds a chunk of its input, of an intermediate result and of its output

@@ -32,7 +32,8 @@ class MemoryPlan(ReprMixin):
         media_step: media that workers process on `media_device`; part of the total if the model is on the same device.
         processor_cache: processed media kept for later requests.
         offloaded: KV blocks in the host's memory (`kv_offloading_size`), and blocks on their way to connectors or back.
-        kept_rows: encoder rows in the host's memory for engines that ask for them (`encoder_listen`).
+        kept_rows: encoder rows in the host's memory for engines that ask for them (`encoder_listen`), and shared memory
+            (`ec_transfer_config`).
         sequences: tokens and positions of running requests.
         decoding: media that workers decode, at the limits of `media`. It is not part of the total, since these limits are far
             above usual inputs.

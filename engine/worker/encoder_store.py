@@ -1,10 +1,9 @@
-"""Stores encoder rows by the hash of their item: on the device until the scheduler frees them, and optionally on disk."""
+"""Stores encoder rows by the hash of their item: on the device until the scheduler frees them, and optionally in connectors."""
 
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from ...kernels import bodies, native
 from ...kernels.dispatch import active_backends
 from ...mm.hashing import digest
-from ..connectors.disk import DiskConnector
+from ..connectors.interface import Connector
 from ..connectors.packing import PackedSpec
 from ..connectors.tensor_store import TensorStore
 from ..stats import TransferStats
@@ -24,23 +23,21 @@ _ROOT, _CODE = Path(__file__).parents[2], ("checkpoints", "kernels", "mm", "mode
 
 
 class EncoderStore:
-    """Encoder rows by hash and, with a `directory`, files of them that later processes can load.
+    """Encoder rows by hash and, with `connectors`, copies of them that other processes can load.
 
-    A file holds one item's rows. It is named by the item's hash, which includes the tenant's salt, and lies in a folder named
-    by everything else that rows depend on. A failing disk costs a warning and an encoder call, never an error.
+    A copy holds one item's rows. Its key is the item's hash, which includes the tenant's salt, in a namespace of everything
+    else that rows depend on. A connector that fails costs a warning and an encoder call, never an error.
 
     Args:
-        directory: created if needed; None for no files.
-        capacity_bytes: maximum bytes of all files in the directory; the least recently used are deleted first.
-        fingerprint: hash of the weights and their quantisation. The folder's name also depends on sensorium's code and the
-            backend of every op.
-        width, dtype: width and dtype of a row; files with another width or dtype count as damaged.
+        connectors: they are asked in order, and closed with the store.
+        fingerprint: hash of the weights and their quantisation. The namespace also depends on sensorium's code and the backend
+            of every op.
+        width, dtype: width and dtype of a row; copies with another width or dtype count as damaged.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike[str] | None,
-        capacity_bytes: int,
+        connectors: Sequence[Connector],
         fingerprint: str,
         width: int,
         dtype: torch.dtype,
@@ -50,9 +47,9 @@ class EncoderStore:
         self.dtype = dtype
         self.width, self._device = width, device
         self.tensors: TensorStore | None = None
-        if directory is not None:
+        if connectors:
             namespace = digest("sensorium.rows", _FORMAT, fingerprint, str(dtype), width, *versions(device, dtype))
-            self.tensors = TensorStore("encoder rows", namespace, [DiskConnector(directory, capacity_bytes)])
+            self.tensors = TensorStore("encoder rows", namespace, connectors)
 
     @property
     def row_bytes(self) -> int:
@@ -63,13 +60,13 @@ class EncoderStore:
         return () if self.tensors is None else self.tensors.stats
 
     def put(self, key: str, rows: Tensor, write: bool = True) -> None:
-        """Keep `[n, width]` rows until `drop`. With `write`, rows of the store's width and dtype are written to disk later."""
+        """Keep `[n, width]` rows until `drop`. With `write`, rows of the store's width and dtype are saved later."""
         self.rows[key] = rows
         if self.tensors is not None and write and self.fits(rows):
             self.tensors.put(key, {_ROWS: rows})
 
     def load(self, key: str, num_rows: int) -> Tensor | None:
-        """Load `[num_rows, width]` from disk and keep them as `put` does; None if there is no valid file."""
+        """Load `[num_rows, width]` from a connector and keep them as `put` does; None if there is no valid copy."""
         if self.tensors is None:
             return None
         found = self.tensors.get(key, {_ROWS: PackedSpec((num_rows, self.width), self.dtype)})
@@ -79,7 +76,7 @@ class EncoderStore:
         return self.rows[key]
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Drop rows from the device; files stay. Unknown keys are ignored."""
+        """Drop rows from the device; copies stay. Unknown keys are ignored."""
         for key in keys:
             self.rows.pop(key, None)
 
@@ -89,7 +86,7 @@ class EncoderStore:
         self.rows.clear()
 
     def drop_folder(self) -> None:
-        """Use no files from now on, once pending rows are written."""
+        """Use no connectors from now on, once pending rows are written."""
         self.close()
         self.tensors = None
 

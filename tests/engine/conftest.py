@@ -10,6 +10,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 import torch
 from prompt_attention import ATTENTIONS
+from sensorium.engine.connectors.disk import DiskConnector
 from sensorium.engine.connectors.tensor_store import TensorStore
 from sensorium.engine.core.engine_core import EngineCore
 from sensorium.engine.executor import LocalExecutor
@@ -186,7 +187,8 @@ def make_core(
     specs = [group.spec for group in group_layers(model.cache_specs)]
     num_blocks = [blocks] * len(specs)
     device = torch.device("cpu")
-    store = EncoderStore(folder, 1 << 20, "toy", model.row_size, model.cache_specs[0].dtype, device)
+    connectors = [DiskConnector(folder, 1 << 20)] if folder else ()
+    store = EncoderStore(connectors, "toy", model.row_size, model.cache_specs[0].dtype, device)
     limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, attention, caching, encode_beside=async_scheduling)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
     scheduler = Scheduler(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from sensorium.engine.connectors.disk import DiskConnector
 from sensorium.engine.stats import TransferStats
 from sensorium.engine.worker.encoder_store import EncoderStore
 from sensorium.mm.hashing import digest
@@ -14,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def make(folder: Path | None, capacity: int = 1 << 20, fingerprint: str = "model", dtype=torch.bfloat16):
-    return EncoderStore(folder, capacity, fingerprint, WIDTH, dtype, CPU)
+    return EncoderStore([DiskConnector(folder, capacity)] if folder else (), fingerprint, WIDTH, dtype, CPU)
 
 
 def counts(store: EncoderStore) -> TransferStats:

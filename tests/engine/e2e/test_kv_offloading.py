@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from hostile import MODEL, asked, make_image
 from sensorium import LLM, SamplingParams
 from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine.config import make_config
+from sensorium.engine.connectors.shared_memory import ROOT
 from sensorium.engine.transfer_config import TOKEN_VARIABLE
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -200,7 +203,28 @@ def test_the_token_comes_from_the_options_or_the_environment(monkeypatch: pytest
 def test_encoder_rows_are_shared_through_a_folder(name: str, tmp_path: Path) -> None:
     config = {"ec_connector": name, "ec_role": "ec_consumer", "engine_id": "a"}
     config["ec_connector_extra_config"] = {"shared_storage_path": str(tmp_path)}
-    assert make_config("m", {"ec_transfer_config": config}).encoder_cache_dir == str(tmp_path)
+    options = make_config("m", {"ec_transfer_config": config, "encoder_cache_dir_bytes": 7}).ec_transfer
+    assert (options.folder, options.folder_bytes, options.rows, options.items) == (str(tmp_path), 7, True, False)
+    with pytest.raises(ConfigError) as caught:
+        make_config("m", {"ec_transfer_config": config, "encoder_cache_dir": str(tmp_path)})
+    assert caught.value.info.param == "ec_transfer_config"
+
+
+def test_encoder_rows_and_processed_items_are_shared_in_memory() -> None:
+    extra = {"name": f"test-rows-{os.getpid()}", "max_bytes": 64 << 20, "keeps": ["encoder_rows", "processed_items"]}
+    transfer = {"ec_connector": "ECSharedMemoryConnector", "ec_role": "ec_both", "ec_connector_extra_config": extra}
+    with LLM(MODEL, ec_transfer_config=transfer, engine_process=True, **SMALL) as first:
+        expected = answers(first)[0]
+        os.kill(first.engine.loop.core.pid, signal.SIGKILL)
+        with LLM(MODEL, ec_transfer_config=transfer, engine_process=True, **SMALL) as second:
+            assert answers(second)[0] == expected
+            assert {(stats.kind, stats.connector, stats.hits > 0) for stats in second.stats.transfers} == {
+                ("encoder rows", "shared_memory", True),
+                ("processed items", "shared_memory", True),
+            }
+            assert second.stats.encoder_calls == 0
+            assert second.explain().kept_rows == 64 << 20
+    assert not list(ROOT.glob(f"*{extra['name']}"))
 
 
 @pytest.mark.parametrize(
@@ -212,6 +236,11 @@ def test_encoder_rows_are_shared_through_a_folder(name: str, tmp_path: Path) -> 
         {"ec_connector_extra_config": {}},
         {"ec_connector_extra_config": {"shared_storage_path": "/x", "port": 5}},
         {"ec_connector_extra_config": "/x"},
+        {"ec_connector_extra_config": {"shared_storage_path": __file__}},
+        {"ec_connector_extra_config": {"shared_storage_path": "/x", "keeps": ["kv_blocks"]}},
+        {"ec_connector_extra_config": {"shared_storage_path": "/x", "keeps": []}},
+        {"ec_connector": "ECSharedMemoryConnector", "ec_connector_extra_config": {"name": "a"}},
+        {"ec_connector": "ECSharedMemoryConnector", "ec_connector_extra_config": {"name": "a/b", "max_bytes": 5}},
         {"ec_port": 14579},
     ],
 )
@@ -241,3 +270,29 @@ def test_ranks_refuse_connectors() -> None:
     with pytest.raises((ConfigError, InputError)) as caught:
         LLM(MODEL, kv_offloading_size=1, tensor_parallel_size=2)
     assert caught.value.info.param == "tensor_parallel_size"
+
+
+def test_engines_share_blocks_in_memory_and_outlive_each_other(expected: list[Any]) -> None:
+    name = f"test-{os.getpid()}"
+    transfer = {"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}
+    transfer |= {"kv_connector_extra_config": {"name": name, "max_bytes": 64 << 20}}
+    folder = ROOT / f"sensorium-{os.geteuid()}-{name}"
+    with LLM(MODEL, kv_transfer_config=transfer, engine_process=True, **SMALL) as first:
+        assert answers(first)[0] == expected
+        with LLM(MODEL, kv_transfer_config=transfer, engine_process=True, **SMALL) as second:
+            os.kill(first.engine.loop.core.pid, signal.SIGKILL)
+            tokens, cached = answers(second)
+            assert tokens == expected
+            assert cached > 100
+            with LLM(MODEL, kv_transfer_config=transfer, dtype="bfloat16", **SMALL) as other:
+                assert answers(other, PROMPTS[:1])[1] == 0
+            assert answers(first)[0] == expected  # by a new process
+            for path in folder.glob("*/*.safetensors"):
+                path.write_bytes(path.read_bytes()[:-1])
+            second.reset_prefix_cache()
+            assert answers(second)[0] == expected
+            stats = next(stats for stats in second.stats.transfers if stats.kind == "KV blocks")
+            assert stats.connector == "shared_memory"
+            assert stats.damaged > 0
+            assert second.explain().offloaded > 64 << 20
+    assert not folder.exists()

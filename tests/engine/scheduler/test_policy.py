@@ -101,7 +101,7 @@ def test_victims():
 
 def test_the_encoder_core_takes_the_smallest_request_first(toy):
     model = toy.ToyModel()
-    store = EncoderStore(None, 1 << 20, "toy", model.row_size, torch.float64, torch.device("cpu"))
+    store = EncoderStore((), "toy", model.row_size, torch.float64, torch.device("cpu"))
     config = EngineConfig("toy", scheduling_policy="shortest_prompt_first", max_encoder_tokens=1, device="cpu")
     core = EncoderCore(model, config, 100, store, ("image",))
     for name, rows in {"large": 9, "small": 2, "middle": 4}.items():

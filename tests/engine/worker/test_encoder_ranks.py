@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from sensorium.engine.connectors.disk import DiskConnector
 from sensorium.engine.worker.encoder_ranks import assign_ranks, encoder_cost
 from sensorium.engine.worker.encoder_runner import EncoderRunner
 from sensorium.engine.worker.encoder_store import EncoderStore
@@ -86,7 +87,7 @@ def on_ranks(size: int, act: Callable[[Ranks], Any]) -> tuple[list[Any], Wire]:
 
 
 def encode(items: Sequence[MultiModalFeature], ranks: Ranks | None, folder: Path | None = None) -> Any:
-    store = EncoderStore(folder, 1 << 20, "x", WIDTH, torch.float32, CPU)
+    store = EncoderStore([DiskConnector(folder, 1 << 20)] if folder else (), "x", WIDTH, torch.float32, CPU)
     encoder: Any = Encoder()
     results = EncoderRunner(store, CPU, ranks=ranks).encode(encoder, items)
     store.flush()
