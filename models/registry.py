@@ -98,7 +98,9 @@ _TEXT_STACKS = (
 )  # fmt: skip
 _PLAIN_STACKS = [stack for stack in _TEXT_STACKS if stack not in ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified")]
 """Stacks whose name without `Text` is not that of a model with encoders."""
-_BERTS = ("Bert", "Camembert", "DistilBert", "Gte", "MPNet", "New", "NomicBert", "Roberta", "XLMRoberta")
+_BERTS = (
+    "Bert", "Camembert", "Deberta", "DebertaV2", "DistilBert", "Gte", "MPNet", "New", "NomicBert", "Roberta", "XLMRoberta",
+)  # fmt: skip
 _ENCODER_TASKS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 _OTHER_TEXT_MODELS = (
     "InternLM2ForCausalLM",

@@ -115,7 +115,8 @@ class AdaptedLayers:
             self._add_mixture(path, module, part)
             return
         for name, child in module.named_children():
-            if not isinstance(child, Norm) or (child.takes_adapters and not isinstance(module, Mixer)):
+            takes_adapters = getattr(child, "takes_adapters", True)
+            if takes_adapters and not (isinstance(child, Norm) and isinstance(module, Mixer)):
                 crosses = name == "kv" and isinstance(module, CrossAttention | CrossDecoderCrossAttention)
                 self._add_layers(f"{path}.{name}", child, "cross" if crosses else part)
 

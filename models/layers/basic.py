@@ -168,9 +168,10 @@ class EmbeddingTable(WeightedLayer):
         float16: the checkpoint stores float16, so a shared float32 table stays in float16.
         stored_dtypes: dtypes of the table in the checkpoint, if the headers of the files name them.
         num_embeddings, dim: shape of the table.
-        slot: as in Linear.
+        slot, takes_adapters: as in Linear.
     """
 
+    takes_adapters = True
     packed: Panels | None = None
     float16 = False
     slot: AdapterSlot | None = None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...callers.errors import ConfigError, short_repr
 from ...checkpoints.config import positive_int
+from ...kernels.activation import activation
 from .basic import TensorModule
 from .linear import Linear
 
@@ -52,15 +53,15 @@ def label_activation(config: Mapping[str, Any], labels: int) -> str:
 
 
 class Pooler(TensorModule):
-    """A linear layer, and tanh or ReLU."""
+    """A linear layer and an activation (a name of `kernels.activation`)."""
 
-    def __init__(self, width: int, relu: bool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, width: int, act: str, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.act = torch.relu if relu else torch.tanh
+        self.act = act
         self.dense = Linear(width, {"dense": width}, True, dtype, device, exact=True)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        return self.act(self.dense(pooled))
+        return activation(self.act, self.dense(pooled))
 
 
 class ClassificationHead(TensorModule):

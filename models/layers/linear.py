@@ -65,8 +65,10 @@ class Linear(WeightedLayer):
         stored_dtypes: dtypes of the stored weights, as far as the headers of the files name them.
         restored: canonical names of the layer's tensors if its packed weight came from another file.
         slot: the layer's place among those that adapters of requests change; None if they do not.
+        takes_adapters: False if its rows are not those of the step.
     """
 
+    takes_adapters = True
     quantization: str | Int4Options | None = None
 
     def __init__(

@@ -24,3 +24,13 @@ def relative_position_scores(q: Tensor, table: Tensor, axis: int) -> Tensor:
     position = torch.arange(side, device=table.device)
     distances = fitted[position[:, None] - position + side - 1]  # [side, side, dim], query by key
     return torch.einsum("nhwad,hkd->nhwak" if axis == 1 else "nhwad,wkd->nhwak", q, distances)
+
+
+def distance_scores(content: Tensor, distances: Tensor, index: Tensor) -> Tensor:
+    """Return the products of `content [heads, n, dim]` with vectors of distances, `[heads, n, n]`.
+
+    Args:
+        distances: `[heads, distances, dim]`.
+        index: int64 `[n, n]`, the row of `distances` of each result.
+    """
+    return (content @ distances.transpose(1, 2)).gather(2, index.expand(len(content), -1, -1))

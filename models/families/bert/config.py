@@ -7,7 +7,7 @@ Sources: the classes of transformers 5.23; the publishers' configs and names of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ....checkpoints.config import check_activation, positive_int
 from ...text.decoder_config import decoder_spec
 from ...text.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 from ...text.stack import Stack
+from .deberta_config import DEBERTA, DEBERTA_NAMES, DEBERTA_V2
 
 _BERT: dict[str, Any] = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
@@ -110,6 +111,7 @@ class BertLayout:
         stack: of encoders with rotary positions and a gated MLP, else None.
         positions_after_padding: positions begin after the id of the padding token. relative: positions are a bias of scores.
         zero_biases: only the last layer of the MLP has a bias.
+        disentangled: attention is DeBERTa's.
         refused: keys of config.json that must be false.
     """
 
@@ -122,6 +124,7 @@ class BertLayout:
     positions_after_padding: bool = False
     relative: bool = False
     zero_biases: bool = False
+    disentangled: bool = False
     refused: tuple[str, ...] = ("is_decoder",)
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,6 +161,12 @@ class BertLayout:
         """Return the row of the position table for position 0."""
         return int(text["pad_token_id"]) + 1 if self.positions_after_padding else 0
 
+    def pooler_act(self, config: Mapping[str, Any]) -> str:
+        """Return the activation between the two linear layers of a classifier of prompts."""
+        if self.disentangled:
+            return check_activation("pooler_hidden_act", self.read(config)["pooler_hidden_act"])
+        return "relu" if config.get("model_type") == "distilbert" else "tanh"
+
     def renamed(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors under our names, without the name of the class that stored them."""
         for name, tensor in weights:
@@ -185,6 +194,7 @@ _gte = BertLayout(
     zero_biases=True,
     refused=("is_decoder", "logn_attention_scale"),
 )
+_deberta = BertLayout(DEBERTA_V2, names=DEBERTA_NAMES, prefixes=("deberta.",), disentangled=True)
 LAYOUTS: Mapping[str, BertLayout] = {
     "bert": BertLayout(),
     "roberta": BertLayout(_BERT | {"vocab_size": 50265}, positions_after_padding=True),
@@ -214,4 +224,6 @@ LAYOUTS: Mapping[str, BertLayout] = {
     ),
     "gte": _gte,
     "new": _gte,
+    "deberta": replace(_deberta, defaults=DEBERTA, refused=("is_decoder", "talking_head")),
+    "deberta-v2": _deberta,
 }

@@ -2,128 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from ....checkpoints.config import pooling_mode, positive_int
-from ....kernels.metadata import AttentionMetadata
+from ....checkpoints.config import pooling_mode
 from ...decoder_model import DecoderModel
-from ...interface import ForwardBatch, StepLimits
-from ...layers.basic import EmbeddingTable, Norm, TensorModule
+from ...interface import StepLimits
+from ...layers.basic import TensorModule
 from ...layers.classification import ClassificationHead, Pooler
-from ...memory_formulas import FLOAT32
-from ...text.attention import DecoderAttention
-from ...text.decoder import Decoder, build_mlp
-from ...text.rope import CosSin, Rotary
-from ...text.spec import AttentionSpec, DecoderSpec, MlpSpec
+from ...text.decoder import Decoder
+from ...text.spec import AttentionSpec, DecoderSpec
 from ..text_only.model import ClassificationModel, TakesNoItems
-from .config import LAYOUTS, BertLayout
+from .config import LAYOUTS
+from .deberta import DebertaEncoder, split_projections
+from .encoder import BertEncoder
 
-_FURTHEST = 128  # longer distances share the last bucket
 _IGNORED = (
     "pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids", "vocab_transform.",
-    "vocab_layer_norm.", "vocab_projector.", "rotary_emb.",
+    "vocab_layer_norm.", "vocab_projector.", "rotary_emb.", "lm_predictions.", "mask_predictions.",
 )  # fmt: skip
-
-
-class BertLayer(TensorModule):
-    """Attention and MLP; the residual stream is normed after each."""
-
-    def __init__(self, spec: DecoderSpec, relative: bool, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        kind = RelativeAttention if relative else DecoderAttention
-        self.self_attn = kind(cast(AttentionSpec, spec.layers[0].mixer), spec, dtype, device)
-        self.mlp = build_mlp(cast(MlpSpec, spec.layers[0].mlp), spec, dtype, device)
-        self.after_attention = Norm(spec.hidden_size, spec.eps, True, dtype, device)
-        self.after_mlp = Norm(spec.hidden_size, spec.eps, True, dtype, device)
-
-    def forward(self, x: Tensor, positions: CosSin | Tensor | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        x = self.after_attention(x, self.self_attn(x, positions, cache, attn))
-        return self.after_mlp(x, self.mlp(x))
-
-
-class RelativeAttention(DecoderAttention):
-    """Attention within each prompt of a step, with a bias of the scores that depends on the distance. The cache is not used."""
-
-    def forward(self, x: Tensor, positions: CosSin | Tensor | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        """Attend. `positions`: the bias `[heads, longest prompt, longest prompt]`."""
-        q, k, v = self.qkv(x).view(x.shape[0], 3, -1, self.dim).permute(1, 2, 0, 3)  # [heads, rows, dim]
-        out = torch.empty_like(q)
-        for start, stop in pairwise(attn.query_start_loc):
-            rows, bias = slice(start, stop), cast(Tensor, positions)[:, : stop - start, : stop - start]
-            out[:, rows] = F.scaled_dot_product_attention(q[:, rows], k[:, rows], v[:, rows], bias, scale=self.scale)
-        return self.out(out.transpose(0, 1).flatten(1))
-
-
-def distance_buckets(length: int, buckets: int, device: torch.device) -> Tensor:
-    """Return the bucket of each distance from a row to a key, `[length, length]` (arXiv 1910.10683, bidirectional).
-
-    Half of the buckets are for keys behind the row. In each half, short distances have their own bucket, and longer ones up
-    to 128 share buckets of growing width.
-    """
-    row = torch.arange(length, device=device)
-    distance, half = row[None, :] - row[:, None], buckets // 2
-    far, exact = distance.abs(), half // 2
-    shared = exact + (torch.log(far.clamp(min=1) / exact) / math.log(_FURTHEST / exact) * (half - exact)).long()
-    return half * (distance > 0) + torch.where(far < exact, far, shared.clamp(max=half - 1))
-
-
-class BertEncoder(TensorModule):
-    """ForwardBatch -> hidden states `[rows, hidden]`.
-
-    `pairs`: prompts may be pairs of texts, with token type 1 in the second. `absent`: as in Decoder; one rank holds all layers.
-    """
-
-    pairs = False
-    absent: frozenset[str] = frozenset()
-
-    def __init__(
-        self, spec: DecoderSpec, layout: BertLayout, text: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__()
-        self.first, width = layout.first_position(text), spec.hidden_size
-        self.rotary = Rotary(spec.ropes[0], device) if spec.ropes else None
-        self.embed_tokens = EmbeddingTable(spec.vocab_size, width, dtype, device)
-        positions = 0 if spec.ropes else positive_int(text, "max_position_embeddings")
-        self.embed_positions = EmbeddingTable(positions, width, dtype, device) if positions else None
-        self.embed_types = EmbeddingTable(text["type_vocab_size"], width, dtype, device) if text["type_vocab_size"] else None
-        self.embed_norm = Norm(width, spec.eps, True, dtype, device)
-        self.position_bias = None
-        if layout.relative:
-            heads = cast(AttentionSpec, spec.attentions[0]).heads
-            self.position_bias = EmbeddingTable(positive_int(text, "relative_attention_num_buckets"), heads, dtype, device)
-        layers = [BertLayer(spec, layout.relative, dtype, device) for _ in spec.layers]
-        self.layers = nn.ModuleList(layers)
-        self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        x = self.embed_tokens(batch.input_ids)
-        if self.embed_types is not None:
-            types = batch.token_types if self.pairs else None
-            x += self.embed_types.weight[0] if types is None else self.embed_types(types)
-        table = self.embed_positions
-        x = self.embed_norm(x, None if table is None else table(batch.positions[0] + self.first))
-        positions = self._positions(batch)
-        for layer, cache, attn in zip(self.layers, batch.kv_caches, batch.attn, strict=True):
-            x = layer(x, positions, cache, attn)
-        return x
-
-    def _positions(self, batch: ForwardBatch) -> CosSin | Tensor | None:
-        """Return what attention needs to know of positions: cosines and sines, a bias of the scores, or nothing."""
-        if self.rotary is not None:
-            return self.rotary(batch.positions)
-        if self.position_bias is None:
-            return None
-        longest = max(stop - start for start, stop in pairwise(batch.attn[0].query_start_loc))
-        buckets = distance_buckets(longest, len(self.position_bias.weight), batch.input_ids.device)
-        return self.position_bias(buckets).permute(2, 0, 1).contiguous()
 
 
 class TextEncoder(TakesNoItems, DecoderModel):
@@ -143,19 +44,23 @@ class TextEncoder(TakesNoItems, DecoderModel):
 
 
 class Bert(TextEncoder):
-    """An encoder of `bert_layouts.LAYOUTS` as an embedder."""
+    """An encoder of `config.LAYOUTS` as an embedder."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         self.layout = LAYOUTS.get(str(config.get("model_type")), LAYOUTS["bert"])
         text = self.layout.read(config)
-        spec = self.layout.spec(text)
-        super().__init__(text, spec, BertEncoder(spec, self.layout, text, dtype, device), dtype, device)
+        spec, kind = self.layout.spec(text), DebertaEncoder if self.layout.disentangled else BertEncoder
+        self.encoder = (kind(spec, self.layout, text, dtype, device),)  # in a tuple: it is registered as the decoder
+        super().__init__(text, spec, self.encoder[0], dtype, device)
+        if self.encoder[0].embed_positions is None:  # some checkpoints store a table that is not used
+            self.ignored = (*self.ignored, "language_model.embed_positions.")
 
     def forward_bytes(self, limits: StepLimits) -> int:
-        bias = 2 * FLOAT32 * limits.longest**2 if self.layout.relative else 0  # scores of a prompt, and their bias
-        return super().forward_bytes(limits) + bias * cast(AttentionSpec, self.spec.attentions[0]).heads
+        return super().forward_bytes(limits) + self.encoder[0].position_bytes(limits)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        if self.layout.disentangled:
+            weights = split_projections(weights, cast(AttentionSpec, self.spec.attentions[0]).heads)
         return self.layout.renamed(weights)
 
 
@@ -173,13 +78,13 @@ class BertTokenClassifier(ClassificationModel, Bert):
 class BertClassifier(ClassificationModel, Bert):
     """An encoder that classifies a prompt, or a pair of texts, by its first token."""
 
-    prefixes = (("classifier.", "classifier."), *Bert.prefixes)
+    prefixes = (("pooler.", "classifier.transform."), ("classifier.", "classifier."), *Bert.prefixes)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__({**config, "pooling_mode": "cls"}, dtype, device)
-        transform = Pooler(self.hidden_size, config.get("model_type") == "distilbert", dtype, device)
+        transform = Pooler(self.hidden_size, self.layout.pooler_act(config), dtype, device)
         self.classifier = ClassificationHead(config, self.hidden_size, True, dtype, device, transform)
-        encoder = cast(BertEncoder, self.language_model)
+        (encoder,) = self.encoder
         encoder.pairs = encoder.embed_types is not None and len(encoder.embed_types.weight) > 1
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

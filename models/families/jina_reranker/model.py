@@ -24,7 +24,7 @@ class JinaReranker(Qwen2VL):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
         self.head, self.ignored = None, (*self.ignored, "head.")
-        transform = Pooler(self.hidden_size, True, dtype, device)
+        transform = Pooler(self.hidden_size, "relu", dtype, device)
         self.classifier = ClassificationHead({"num_labels": 1}, self.hidden_size, True, dtype, device, transform)
 
     def classify(self, hidden: Tensor, activate: bool) -> Tensor:

@@ -15,10 +15,11 @@ from ...encoder_only import EncoderOnlyModel
 from ...interface import ForwardBatch, StepLimits
 from ...layers.basic import EmbeddingTable, Norm, TensorModule
 from ...layers.linear import Linear
+from ...text.attention import DecoderAttention
 from ...text.decoder import decoder_bytes
 from ...text.spec import DecoderSpec
 from ...weights import check, fill
-from ..bert.model import BertLayer
+from ..bert.encoder import BertLayer
 from ..text_only.model import TakesNoItems
 from .config import albert_spec, read_albert
 
@@ -53,7 +54,7 @@ class AlbertEncoder(TensorModule):
         self.embed_types = EmbeddingTable(int(text["type_vocab_size"]), narrow, dtype, device)
         self.embed_norm = Norm(narrow, spec.eps, True, dtype, device)
         self.embed_projection = Linear(narrow, {"embed_projection": width}, True, dtype, device)
-        self.layer = BertLayer(spec, False, dtype, device)
+        self.layer = BertLayer(spec, DecoderAttention, dtype, device)
         self.cache_specs = [self.layer.self_attn.cache_spec] * len(spec.layers)
 
     def forward(self, batch: ForwardBatch) -> Tensor:

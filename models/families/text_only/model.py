@@ -140,7 +140,7 @@ class RewardModel(ClassificationModel, TextModel):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
         labels = 2 if "Process" in str(config.get("architectures")) else 1
-        self.head, transform = None, Pooler(self.hidden_size, True, dtype, device)
+        self.head, transform = None, Pooler(self.hidden_size, "relu", dtype, device)
         self.classifier = ClassificationHead({**config, "num_labels": labels}, self.hidden_size, True, dtype, device, transform)
 
 

@@ -21,7 +21,7 @@ import transformers as tf  # noqa: E402
 
 SPECIALS = ["<pad>", "[CLS]", "[SEP]"]
 TEXTS = ["def f(x): return x", "import os", "class A: pass\n" * 6]
-ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet", "gte")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet", "gte", "deberta-v2", "deberta")
 
 
 def build(
@@ -37,6 +37,7 @@ def build(
     sizes |= {"type_vocab_size": 2 if kind == "bert" else 1} if kind not in ("distilbert", "mpnet") else {}
     sizes |= {"dim": 64, "n_heads": 4, "n_layers": 3, "hidden_dim": 128} if kind == "distilbert" else {}
     sizes |= {"pad_token_id": 1} if kind == "mpnet" else {}  # its class ignores the config's
+    sizes |= {"relative_attention": True, "pos_att_type": "p2c|c2p"} if kind.startswith("deberta") else {}
     made = tf.CONFIG_MAPPING[kind](**sizes, num_labels=labels, **config)
     model = auto.from_config(made).eval()
     randomise(model, 0)
