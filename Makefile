@@ -92,7 +92,7 @@ abridged: .venv/.test  ## compare published widths with few layers and random we
 aot: .venv/.test  ## compile every Triton kernel for absent GPUs and record registers and shared memory
 	$(BIN)/python -m benchmarks.aot
 
-gpu: .venv/.test  ## measure the GPU at hand in three sections of under 4 minutes (ARGS="--only ops")
+gpu: .venv/.test  ## measure the GPU at hand in four sections of under 4 minutes (ARGS="--only ops", e2e, ranks, train)
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 site: .venv/.clients  ## build the documentation as a site in out/site

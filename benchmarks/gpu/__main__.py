@@ -1,4 +1,4 @@
-"""Measure the GPU at hand in sections of under four minutes: `python -m benchmarks.gpu --only ops` (ops, e2e, train).
+"""Measure the GPU at hand in sections of under four minutes: `python -m benchmarks.gpu --only ops` (ops, e2e, ranks, train).
 
 Weights are created on the device; nothing is downloaded. Figures are written at once to benchmarks/results/gpu-<card>-<date>
 (.jsonl, and .md made from it). Parts run in a child process: a part that fails is recorded as a failure, a part that hangs is
@@ -32,9 +32,10 @@ def main() -> int:
 
         work(args.only[0], args.worker, device, args.tiny, Path(args.stem), args.until)
         return 0
+    from .parts import SECTIONS
     from .worker import supervise
 
-    return supervise(args.only or ["ops", "e2e", "train"], device, args.tiny, _stem(args.out, device, args.tiny), args.seconds)
+    return supervise(args.only or list(SECTIONS), device, args.tiny, _stem(args.out, device, args.tiny), args.seconds)
 
 
 def _parser() -> argparse.ArgumentParser:

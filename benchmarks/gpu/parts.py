@@ -64,6 +64,7 @@ SECTIONS: dict[str, tuple[Part, ...]] = {
         Part(f"{PEER}Qwen2.5-VL-7B", "peer:qwen2_5_vl", 30, 80),
         Part(f"{PEER}Qwen3-VL-8B", "peer:qwen3_vl", 30, 80),
     ),
+    "ranks": (Part("MLP of several GPUs", "ranks:mlp", 60, 120),),
     "train": (Part("tiny-vl", "train:tiny_vl", 75, 150),),
 }
 

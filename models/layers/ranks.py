@@ -39,11 +39,12 @@ def _share(x: Tensor, source: int, members: list[int]) -> Tensor:
 
 _library = torch.library.Library("sensorium", "FRAGMENT")  # an operator, so that recorded steps repeat it
 _library.define("gather_columns(Tensor x, int[] members) -> Tensor")
-_library.impl("gather_columns", _gather_columns, "CPU")
 _library.impl("gather_columns", _gather_on_meta, "Meta")
 _library.define("share_from_rank(Tensor x, int source, int[] members) -> Tensor")
-_library.impl("share_from_rank", _share, "CPU")
 _library.impl("share_from_rank", lambda x, source, members: torch.empty_like(x), "Meta")
+for _device in ("CPU", "CUDA"):
+    _library.impl("gather_columns", _gather_columns, _device)
+    _library.impl("share_from_rank", _share, _device)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import parts, shapes, worker  # noqa: E402
+from benchmarks.gpu import parts, ranks, shapes, worker  # noqa: E402
 from benchmarks.gpu.exact import checked, distance  # noqa: E402
 from benchmarks.gpu.machine import Bench, slug  # noqa: E402
 from benchmarks.gpu.parts import SECONDS, SECTIONS, Part  # noqa: E402
@@ -160,14 +160,28 @@ def test_ratio_to_the_peer(tmp_path: Path) -> None:
     assert [line for line in journal.render().splitlines() if line.endswith("x |")] == ["| M | decode, batch 1 | 4.00x |"]
 
 
-def test_error_without_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("only", [[], ["--only", "ranks"]])
+def test_error_without_a_gpu(tmp_path: Path, only: list[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path), *only]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "sees no GPU" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ranks_on_gpus_compute_what_one_computes() -> None:
+    figures = list(ranks.mlp(Bench(torch.device("cuda"), tiny=True)))
+    assert figures
+    assert [figure for figure in figures if figure.verdict == "WRONG"] == []
+
+
+def test_ranks_lack_a_second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(Lacks, match="a second GPU"):
+        list(ranks.mlp(Bench(torch.device("cuda"))))
 
 
 def test_distance() -> None:
