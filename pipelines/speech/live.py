@@ -113,6 +113,9 @@ class LiveTranscriber(LiveInput):
                 self._begin(cut.end)
         return None
 
+    def may_wait(self, task: Task[None]) -> bool:
+        return task == self._partial
+
     def _report_speech(self, cut: Cut | None, at_break: bool) -> None:
         """Emit an event if speech has started or stopped."""
         windows = self._windows

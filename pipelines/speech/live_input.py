@@ -112,6 +112,10 @@ class LiveInput(ABC):
     def next_task(self) -> Task[None] | None:
         """Return the next pass, or None if it has to wait for samples or is `busy`. A pass adds to `events` when it ends."""
 
+    def may_wait(self, task: Task[None]) -> bool:
+        """Return whether a pass that is due may wait: a later one will cover its samples, too."""
+        return False
+
     @property
     @abstractmethod
     def _num_samples(self) -> int:

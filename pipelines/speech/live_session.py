@@ -20,6 +20,7 @@ from ..with_adapter import with_adapters
 from .live import LiveTranscriber
 from .live_input import Gap, LiveEvent, LiveInput
 from .live_native import NativeTranscriber
+from .live_slots import StreamSlot, slots_of
 from .options import LiveOptions
 
 if TYPE_CHECKING:
@@ -71,17 +72,20 @@ class LiveStream:
         Raises:
             SensoriumError: the adapter cannot be loaded.
         """
+        loop = asyncio.get_running_loop()
+        slot = StreamSlot(slots_of(self.llm.engine), lambda: _call(loop, self.arrived.set))
         try:
-            async with aclosing(self._events()) as events:
+            async with aclosing(self._events(slot)) as events:
                 async for event in events:
                     yield event
         finally:
+            slot.release()
             if self.transcriber.handle is not None:
                 self.llm.drop(self.transcriber.handle)
             if self._adapter is not None:
                 self._adapter.release()
 
-    async def _events(self) -> AsyncGenerator[LiveEvent, None]:
+    async def _events(self, slot: StreamSlot) -> AsyncGenerator[LiveEvent, None]:
         transcriber = self.transcriber
         if self._adapter is not None:
             await asyncio.to_thread(self._adapter.load)
@@ -89,15 +93,21 @@ class LiveStream:
             self.arrived.clear()
             task = transcriber.next_task()
             self._taken.set()
+            may_wait = transcriber.busy or (task is not None and transcriber.may_wait(task))
+            if transcriber.events or not may_wait:
+                slot.release()  # else a slow reader of the events would hold it
             while transcriber.events:
                 yield transcriber.events.popleft()
             if transcriber.ended:
                 return
             if task is None:
                 await (asyncio.sleep(0) if transcriber.busy else self._wait())
-                continue
-            (adapted,) = with_adapters(self.llm.engine, [task], self._adapter)
-            await run_async(self.llm, adapted, _threads if self._hears else None)
+            elif may_wait and not slot.acquire():
+                await self.arrived.wait()  # for the slot, or for samples, with which another pass may be due
+            else:
+                (adapted,) = with_adapters(self.llm.engine, [task], self._adapter)
+                await run_async(self.llm, adapted, _threads if self._hears else None)
+                slot.release()
 
     async def _wait(self) -> None:
         while not self.arrived.is_set():

@@ -21,7 +21,8 @@ from pydantic import TypeAdapter
 from safetensors import safe_open
 from sensorium import EngineDeadError, InputError
 from sensorium.engine.speaker_networks import SpeakerNetworks
-from sensorium.pipelines.speech import speakers
+from sensorium.pipelines.speech import live_session, speakers
+from sensorium.pipelines.speech.live_slots import PassSlots, StreamSlot
 from sensorium.pipelines.speech.merge import join_texts
 from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints import realtime
@@ -426,6 +427,27 @@ def test_a_client_that_leaves_ends_the_work(server, url, talk, monkeypatch, dete
         assert reached.wait(LONG)
     go_on.set()
     wait_until(lambda: server.services.realtime_sessions == 0 and not server.engine.loop._names)
+    assert_idle(server.llm)
+
+
+def test_sessions_share_the_slots_of_partial_passes(server, client, talk, monkeypatch):
+    """A session waits while a stream of Python has the only slot, and leaves the queue when its client leaves."""
+    slots = PassSlots(1)
+    monkeypatch.setattr(live_session, "slots_of", lambda engine: slots)
+    other = StreamSlot(slots, lambda: None)
+    assert other.acquire()
+    with client.realtime.connect(model="tiny-asr") as connection:
+        append(connection, talk[: 6 * RATE])
+        wait_until(lambda: slots._waiting)
+    wait_until(lambda: not slots._waiting)
+    with client.realtime.connect(model="tiny-asr") as connection:
+        append(connection, talk[: 6 * RATE])
+        wait_until(lambda: slots._waiting)
+        other.release()
+        append(connection, talk[6 * RATE :])
+        until(connection, COMPLETED)
+    wait_until(lambda: not server.services.realtime_sessions)
+    assert other.acquire()
     assert_idle(server.llm)
 
 
