@@ -91,10 +91,10 @@ _TEXT_STACKS = (
     "MiniMaxText01", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "ExaoneMoe", "Falcon", "FalconH1", "FalconMamba", "FlexOlmo",
     "Gemma", "Gemma2", "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Glm", "Glm4", "Glm4Moe", "Glm4MoeLite", "GptOss",
     "Granite", "GraniteMoe", "GraniteMoeShared", "GraniteMoeHybrid", "Helium", "HunYuanDenseV1", "HunYuanMoEV1", "HyperCLOVAX",
-    "IQuestCoder", "InternLM3", "Jais2", "Lfm2", "Lfm2Moe", "Llama", "Llama4", "Mamba", "Mamba2", "Ministral", "Ministral3",
-    "Mistral", "Mistral4", "Mixtral", "Nemotron", "NemotronH", "OPT", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid", "Phi3", "Phimoe",
-    "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "SolarOpen",
-    "StableLm", "Starcoder2", "Step3Text", "Step3p5", "VaultGemma", "Youtu",
+    "IQuestCoder", "KimiLinear", "InternLM3", "Jais2", "Lfm2", "Lfm2Moe", "Llama", "Llama4", "Mamba", "Mamba2", "Ministral",
+    "Ministral3", "Mistral", "Mistral4", "Mixtral", "Nemotron", "NemotronH", "OPT", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid",
+    "Phi3", "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3",
+    "SolarOpen", "StableLm", "Starcoder2", "Step3Text", "Step3p5", "VaultGemma", "Youtu",
 )  # fmt: skip
 _PLAIN_STACKS = [stack for stack in _TEXT_STACKS if stack not in ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified")]
 """Stacks whose name without `Text` is not that of a model with encoders."""

@@ -67,11 +67,11 @@ def _by_head(x: Tensor, weights: list[LinearWeight]) -> Tensor:
 class LatentAttention(TensorModule):
     def __init__(self, hidden: int, spec: LatentSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.spec, cached = spec, spec.latent + spec.rope.dim
+        self.spec, cached = spec, spec.latent + spec.shared_dim
         width = spec.query_latent
         shards = {"q_a_proj": width} if width is not None else {}
         self.down = Linear(hidden, {**shards, "kv_a_proj_with_mqa": cached}, spec.bias, dtype, device)
-        name, queries = "q_proj" if width is None else "q_b_proj", spec.heads * (spec.nope_dim + spec.rope.dim)
+        name, queries = "q_proj" if width is None else "q_b_proj", spec.heads * (spec.nope_dim + spec.shared_dim)
         self.query = Linear(width or hidden, {name: queries}, False, dtype, device)
         self.q_a_layernorm = None if width is None else Norm(width, spec.eps, False, dtype, device)
         self.kv_a_layernorm = Norm(spec.latent, spec.eps, False, dtype, device)
@@ -79,15 +79,16 @@ class LatentAttention(TensorModule):
         self.out = Linear(spec.heads * spec.value_dim, {"o_proj": hidden}, spec.bias, dtype, device)
         self.cache_spec = CacheSpec("latent", 1, cached, dtype)
 
-    def forward(self, x: Tensor, cos_sin: CosSin, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         c, down = self.spec, self.down(x)
         query_in = x if self.q_a_layernorm is None else self.q_a_layernorm(down[:, : c.query_latent].contiguous())
-        q = self.query(query_in).view(len(x), c.heads, -1)  # [rows, heads, nope + rope]
-        latent, rope = down[:, c.query_latent or 0 :].split((c.latent, c.rope.dim), 1)
+        q = self.query(query_in).view(len(x), c.heads, -1)  # [rows, heads, nope_dim + shared_dim]
+        latent, rope = down[:, c.query_latent or 0 :].split((c.latent, c.shared_dim), 1)
         row = torch.cat((self.kv_a_layernorm(latent.contiguous()), rope), 1)[:, None]  # the cached row of a token
-        rotate_(q[..., c.nope_dim :], *cos_sin[:2], c.rope.interleaved)
-        rotate_(row[..., c.latent :], *cos_sin[:2], c.rope.interleaved)
-        if cos_sin.query_scale is not None:
+        if c.rope is not None and cos_sin is not None:
+            rotate_(q[..., c.nope_dim :], *cos_sin[:2], c.rope.interleaved)
+            rotate_(row[..., c.latent :], *cos_sin[:2], c.rope.interleaved)
+        if cos_sin is not None and cos_sin.query_scale is not None:
             q.mul_(cos_sin.query_scale.to(q.dtype)[:, None, None])
         q = torch.cat((self.kv_up.absorb(q[..., : c.nope_dim]), q[..., c.nope_dim :]), -1)
         attended = paged_attention(q, row, None, cache, attn, c.scale)[..., : c.latent]
@@ -96,8 +97,8 @@ class LatentAttention(TensorModule):
 
 def latent_attention_bytes(hidden: int, a: LatentSpec, ops: OpBytes) -> int:
     """Return the bytes per row alive in LatentAttention, without its input `[rows, hidden]`."""
-    s, rows, cached, latent = ops.dtype.itemsize, ops.limits.rows, a.latent + a.rope.dim, a.query_latent or 0
-    q, absorbed = a.heads * (a.nope_dim + a.rope.dim) * s, a.heads * cached * s
+    s, rows, cached, latent = ops.dtype.itemsize, ops.limits.rows, a.latent + a.shared_dim, a.query_latent or 0
+    q, absorbed = a.heads * (a.nope_dim + a.shared_dim) * s, a.heads * cached * s
     down, query = ops.linear_result(latent + cached, rows), latent * s  # the down projection, and the queries' normed part
     base = down + query + cached * s  # with the cached row
     attended = base + absorbed * (2 if ops.fused("attention") else 3)  # queries and results; torch's kernel may copy them
@@ -105,9 +106,9 @@ def latent_attention_bytes(hidden: int, a: LatentSpec, ops: OpBytes) -> int:
     return max(
         ops.linear(hidden, latent + cached, rows),
         down + query + ops.norm(latent, True),
-        down + query + ops.linear(latent or hidden, a.heads * (a.nope_dim + a.rope.dim), rows),
+        down + query + ops.linear(latent or hidden, a.heads * (a.nope_dim + a.shared_dim), rows),
         down + query + q + a.latent * s + max(ops.norm(a.latent, True), cached * s),
-        base + q + (0 if ops.fused("rotary") else ops.torch_rotary(a.heads * a.rope.dim)),
+        base + q + (0 if ops.fused("rotary") else ops.torch_rotary(a.heads * a.shared_dim)),
         # queries of each head carried to the cached rows' space; then stacked; then joined with their rotated part
         base + q + a.heads * (ops.linear_result(a.latent, rows) + a.latent * s) + ops.linear_result(a.nope_dim, rows),
         base + q + a.heads * a.latent * s + absorbed,

@@ -15,7 +15,7 @@ from ...kernels.norm import rms_norm
 from ...kernels.state import StepDecay, causal_conv, linear_recurrence
 from ..interface import CacheSpec
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
-from ..text.spec import ConvSpec, DeltaSpec, LightningSpec, MambaSpec, SelectiveSpec, StateSpec
+from ..text.spec import ConvSpec, DeltaSpec, LightningSpec, MambaSpec, SelectiveSpec
 from .basic import Converter, Convertible, Norm, TensorModule, WeightedLayer
 from .builder import StoredTensor
 from .linear import Linear
@@ -137,7 +137,7 @@ class GatedDeltaNet(TensorModule, Convertible):
         mixed = activation(s.act, self.conv1d(mixed, cache[:, :conv_size], attn)).float()
         keys = s.key_heads * s.key_dim
         q, k, v = mixed.split((keys, keys, s.heads * s.value_dim), 1)
-        q, k = (_unit(part.view(rows, s.key_heads, s.key_dim)) for part in (q, k))
+        q, k = (unit_length(part.view(rows, s.key_heads, s.key_dim)) for part in (q, k))
         b, a = self.gates(x).chunk(2, 1)
         decay = activation("softplus", a.float() + self.dt_bias.weight).mul_(-self.A_log.weight.exp()).exp_()
         beta, values = activation("sigmoid", b).float() * s.most_beta, v.view(rows, s.heads, s.value_dim)
@@ -276,12 +276,12 @@ class LightningAttention(TensorModule, Convertible):
         return self.out(out.mul_(activation("sigmoid", gate)))
 
 
-def _unit(x: Tensor) -> Tensor:
+def unit_length(x: Tensor) -> Tensor:
     """Divide by the length of the last axis."""
     return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6)
 
 
-def recurrent_bytes(width: int, spec: StateSpec, ops: OpBytes) -> int:
+def recurrent_bytes(width: int, spec: ConvSpec | DeltaSpec | MambaSpec | SelectiveSpec | LightningSpec, ops: OpBytes) -> int:
     """Return the bytes per row alive in a layer of this file, without its input."""
     s, rows, small = ops.dtype.itemsize, ops.limits.rows, -(-SMALL // ops.limits.rows)
     if isinstance(spec, ConvSpec):

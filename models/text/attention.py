@@ -272,7 +272,7 @@ def gathered_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype) -> in
     s = dtype.itemsize
     if not c.attentions:
         return 0
-    widths = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
+    widths = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.shared_dim for a in c.attentions]
     dequantised = limits.quantized_kv * (1 + ops.float32_copy)
     copies = limits.keys * max(widths) * (2 * s + dequantised)  # padded to at most twice the length
     copies += ops.torch_attention_tiles(limits.rows, max(widths) // 2)

@@ -159,22 +159,23 @@ def _listed_rope(text: Mapping[str, Any], layer: int) -> bool | None:
     return None
 
 
-def latent_spec(text: Mapping[str, Any], stack: Stack) -> LatentSpec:
-    rope_dim, nope_dim = positive_int(text, "qk_rope_head_dim"), positive_int(text, "qk_nope_head_dim")
+def latent_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> LatentSpec:
+    shared_dim, nope_dim = positive_int(text, "qk_rope_head_dim"), positive_int(text, "qk_nope_head_dim")
     parameters = {**(text.get("rope_parameters") or text.get("rope_scaling") or {}), "partial_rotary_factor": None}
     text = {**text, "rope_parameters": parameters, "partial_rotary_factor": None}
-    rope = rope_spec(text, stack, rope_dim, "full_attention")
-    weight = rope.scaling.get("mscale_all_dim")
-    mscale = yarn_mscale(rope.scaling["factor"], weight) if weight else 1.0
+    rope = rope_spec(text, stack, shared_dim, "full_attention") if _is_rotated(text, stack, layer) else None
+    weight = rope.scaling.get("mscale_all_dim") if rope is not None else None
+    mscale = yarn_mscale(rope.scaling["factor"], weight) if rope is not None and weight else 1.0
     return LatentSpec(
         heads=positive_int(text, "num_attention_heads"),
         query_latent=text.get("q_lora_rank"),
         latent=positive_int(text, "kv_lora_rank"),
         nope_dim=nope_dim,
         value_dim=positive_int(text, "v_head_dim"),
-        scale=(nope_dim + rope_dim) ** -0.5 * mscale**2,
+        scale=(nope_dim + shared_dim) ** -0.5 * mscale**2,
         rope=rope,
         bias=bool(text.get("attention_bias", False)),
+        unrotated_dim=0 if rope is not None else shared_dim,
     )
 
 

@@ -16,6 +16,7 @@ from ..interface import CacheSpec, ForwardBatch, HiddenCapture, StepLimits
 from ..layers.adapter import NO_ADAPTERS, AdapterBytes
 from ..layers.basic import AddResidual, EmbeddingTable, Norm, Scale, ScaledNorm, TensorModule
 from ..layers.builder import StoredTensor
+from ..layers.kda import KimiDeltaAttention, kda_bytes
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
 from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes, plain_mlp_bytes
@@ -30,6 +31,7 @@ from .spec import (
     ConvSpec,
     DecoderSpec,
     DeltaSpec,
+    KdaSpec,
     LatentSpec,
     LayerSpec,
     LightningSpec,
@@ -85,7 +87,9 @@ def modules_of_all_ranks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from module.layers[0].named_modules(prefix=path)
 
 
-Mixer = DecoderAttention | LatentAttention | ShortConv | GatedDeltaNet | Mamba1 | Mamba2 | LightningAttention
+Mixer = (
+    DecoderAttention | LatentAttention | ShortConv | GatedDeltaNet | KimiDeltaAttention | Mamba1 | Mamba2 | LightningAttention
+)
 
 
 class DecoderLayer(TensorModule):
@@ -340,6 +344,8 @@ def _mixer(
         return ShortConv(hidden, mixer, dtype, device)
     if isinstance(mixer, DeltaSpec):
         return GatedDeltaNet(hidden, mixer, stack.eps, dtype, device)
+    if isinstance(mixer, KdaSpec):
+        return KimiDeltaAttention(hidden, mixer, stack.eps, dtype, device)
     if isinstance(mixer, LightningSpec):
         return LightningAttention(hidden, mixer, dtype, device)
     if isinstance(mixer, SelectiveSpec):
@@ -441,6 +447,8 @@ def _part_bytes(
         return bytes_of(width, part.inner, ops, adapters=adapters)
     if isinstance(part, LatentSpec):
         part_bytes = latent_attention_bytes(width, part, ops)
+    elif isinstance(part, KdaSpec):
+        part_bytes = kda_bytes(width, part, ops)
     elif isinstance(part, StateSpec):
         part_bytes = recurrent_bytes(width, part, ops)
     else:

@@ -17,6 +17,7 @@ from .spec import (
     ConvSpec,
     DecoderSpec,
     DeltaSpec,
+    KdaSpec,
     LatentSpec,
     LayerSpec,
     LightningSpec,
@@ -173,6 +174,9 @@ def _mixer(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSpec |
         heads = positive_int(text, "num_attention_heads")
         dim = text.get("head_dim") or positive_int(text, "hidden_size") // heads
         return LightningSpec(heads, dim, layer, positive_int(text, "num_hidden_layers"), _mixer_act(text))
+    if kind == "linear_attention" and "linear_num_heads" in text:
+        heads, dim, taps = (positive_int(text, f"linear_{name}") for name in ("num_heads", "head_dim", "conv_kernel_dim"))
+        return KdaSpec(heads, dim, taps, _mixer_act(text))
     if kind == "linear_attention":
         names = ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
         heads, key_heads, key_dim, value_dim, taps = (positive_int(text, f"linear_{name}") for name in names)
@@ -184,7 +188,7 @@ def _mixer(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSpec |
         return spec
     if layer in (text.get("cross_attention_layers") or ()):
         return replace(attention_spec(text, stack, layer), rope=None, qk_norm="head", cross=True)
-    return latent_spec(text, stack) if text.get("kv_lora_rank") else attention_spec(text, stack, layer)
+    return latent_spec(text, stack, layer) if text.get("kv_lora_rank") else attention_spec(text, stack, layer)
 
 
 def _mixer_act(text: Mapping[str, Any]) -> str:

@@ -102,11 +102,13 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Multi-head latent attention (arXiv 2405.04434): the cache holds `latent + rope.dim` numbers per token for all heads.
+    """Multi-head latent attention (arXiv 2405.04434): the cache holds `latent + shared_dim` numbers per token for all heads.
 
     Args:
         query_latent: width of the compressed queries; None: queries are projected directly.
-        nope_dim, rope.dim, value_dim: numbers per head: of keys without positions, of keys with positions, of values.
+        nope_dim, value_dim: numbers per head of keys and of values that are expanded from the latent row.
+        rope: rotary positions of the numbers of a key that all heads share; None: they are not rotated.
+        unrotated_dim: how many numbers of a key all heads share, if they are not rotated.
         bias: the down projections and the output projection have a bias.
         eps: epsilon of the norms after the down projections.
     """
@@ -117,9 +119,15 @@ class LatentSpec:
     nope_dim: int
     value_dim: int
     scale: float
-    rope: RopeSpec
+    rope: RopeSpec | None
     bias: bool = False
     eps: float = 1e-6
+    unrotated_dim: int = 0
+
+    @property
+    def shared_dim(self) -> int:
+        """How many numbers of a key all heads share."""
+        return self.unrotated_dim if self.rope is None else self.rope.dim
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,23 @@ class DeltaSpec:
     most_beta: float = 1.0
     act: str = "silu"
     path: ClassVar[str] = "linear_attn"
+
+
+@dataclass(frozen=True)
+class KdaSpec:
+    """Kimi delta attention (arXiv 2510.26692) in place of attention: a gated delta net with a decay per channel of a key.
+
+    Args:
+        heads, head_dim: of queries, keys and values, each with a state `[head_dim, head_dim]`.
+        taps: inputs that the convolution before it sees, the row's own included.
+        act: activation after the convolution.
+    """
+
+    heads: int
+    head_dim: int
+    taps: int
+    act: str = "silu"
+    path: ClassVar[str] = "self_attn"
 
 
 @dataclass(frozen=True)
@@ -235,7 +260,7 @@ class LightningSpec:
         return tuple(2 ** (-8 * number / self.heads) * factor for number in range(1, self.heads + 1))
 
 
-StateSpec = ConvSpec | DeltaSpec | MambaSpec | SelectiveSpec | LightningSpec
+StateSpec = ConvSpec | DeltaSpec | KdaSpec | MambaSpec | SelectiveSpec | LightningSpec
 """Layers with a state in place of keys and values."""
 
 

@@ -319,6 +319,26 @@ DEEPSEEK3 = DEEPSEEK2 | {
     "num_nextn_predict_layers": 1,
     "max_position_embeddings": 4096,
 }
+KIMI_LINEAR = DEEPSEEK3 | {
+    "vocab_size": 163840,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "q_lora_rank": None,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 1024,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.446,
+    "num_nextn_predict_layers": 0,
+    "position_embedding_type": None,
+    "max_position_embeddings": 1048576,
+    "rms_norm_eps": 1e-5,
+    "linear_head_dim": 128,
+    "linear_num_heads": 32,
+    "linear_conv_kernel_dim": 4,
+}
 YOUTU = DEEPSEEK3 | {
     "vocab_size": 128256,
     "hidden_size": 2048,

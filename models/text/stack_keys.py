@@ -31,3 +31,15 @@ def mamba_keys(text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inner width of Mamba's projection of steps, which "auto" sets to a sixteenth of the hidden size."""
     rank = text["mamba_dt_rank"]
     return {"mamba_dt_rank": -(-positive_int(text, "hidden_size") // 16) if rank == "auto" else rank}
+
+
+def kimi_linear_keys(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Kimi Linear's `linear_attn_config` says about layers, which it counts from 1, and about their heads."""
+    linear = text.get("linear_attn_config") or {}
+    names = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads", "short_conv_kernel_size": "linear_conv_kernel_dim"}
+    keys: dict[str, Any] = {key: linear.get(name, text[key]) for name, key in names.items()}
+    count, listed = positive_int(text, "num_hidden_layers"), linear.get("full_attn_layers")
+    if not text.get("layer_types"):
+        full = range(4, count, 4) if listed is None else [number - 1 for number in listed]
+        keys["layer_types"] = ["full_attention" if layer in full else "linear_attention" for layer in range(count)]
+    return keys

@@ -16,7 +16,7 @@ from ...kernels.activation.reference import CLAMPED_SWIGLU
 from . import stack_defaults as defaults
 from .spec import hw_interleaved_sections, interleaved_sections
 from .stack import Stack
-from .stack_keys import falcon_keys, mamba_keys
+from .stack_keys import falcon_keys, kimi_linear_keys, mamba_keys
 
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -35,6 +35,13 @@ _GEMMA4_NAMES = (
     (".pre_feedforward_layernorm_2.", ".beside.before."),
     (".post_feedforward_layernorm_1.", ".beside.after_mlp."),
     (".post_feedforward_layernorm_2.", ".beside.after."),
+)
+_KIMI_LINEAR_NAMES = (
+    (".forget_gate.", "."),
+    (".block_sparse_moe.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".w3.", ".up_proj."),
+    (".w2.", ".down_proj."),
 )
 _LFM2_NAMES = (
     (".self_attn.out_proj.", ".self_attn.o_proj."),
@@ -198,6 +205,19 @@ STACKS: Mapping[str, Stack] = {
     "deepseek_v2": Stack(defaults.DEEPSEEK2, interleaved=True, router={"group_score": "max"}),
     "deepseek_v3": _deepseek3,
     "kimi_k2": _deepseek3,
+    "kimi_linear": Stack(
+        defaults.KIMI_LINEAR,
+        router=_SIGMOID,
+        renames=_KIMI_LINEAR_NAMES,
+        aliases={
+            "model_max_length": "max_position_embeddings",
+            "moe_renormalize": "norm_topk_prob",
+            "num_expert_group": "n_group",
+            "num_experts_per_token": "num_experts_per_tok",
+        },
+        derived=kimi_linear_keys,
+        fixed={"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1},
+    ),
     "youtu": replace(_deepseek3, defaults=defaults.YOUTU, router={}, mtp=None),
     "mistral4": Stack(defaults.MISTRAL4, interleaved=True),
     "mixtral": Stack(defaults.MIXTRAL),

@@ -161,6 +161,10 @@ CHANGES = {
         "linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
+    "kimi_linear": {
+        "num_experts": 8, "num_key_value_heads": 4, "linear_num_heads": 4, "linear_head_dim": 16, **EXPERTS, **LATENT,
+        "q_lora_rank": None, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "falcon": {"ffn_hidden_size": 96, "num_kv_heads": 2, "new_decoder_architecture": True},
     "opt": {"ffn_dim": 128, "num_key_value_heads": 4},
     "step3p5": {
@@ -298,6 +302,8 @@ FAMILIES = [
     ),
     # the residual stream is a sum of few terms, each rounded
     row("minimax", run=run_whole, half=(0.15, 0.1), variants={"gelu": GELU}),
+    # in half precision some rows take another expert, in transformers by up to 0.23 too
+    row("kimi_linear", run=run_whole, half=(0.25, 0.2), variants={"gelu": GELU, "compressed queries": {"q_lora_rank": 24}}),
     row("falcon", variants=FALCONS),
     row("opt", silent=KEY_BIASES, variants={"without biases": {"enable_bias": False}, "gelu": {"activation_function": "gelu"}}),
     row("gpt_oss", "dots1", "minimax_m2", "granitemoe"),

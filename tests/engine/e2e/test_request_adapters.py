@@ -45,6 +45,9 @@ TARGETS = {
     "text-lfm2": (r"conv\.(in|out)_proj|feed_forward\.w2|self_attn\.out_proj", ""),
     "text-qwen3_next": (r"in_proj_(qkvz|ba)|linear_attn\.out_proj|self_attn\.q_proj", ""),
     "text-falcon_h1": (r"mamba\.(in|out)_proj|self_attn\.v_proj|down_proj", ""),
+    "text-falcon": (r"query_key_value|self_attention\.dense|dense_4h_to_h", ""),
+    "text-mamba": (r"mixer\.(in|x|out)_proj", ""),
+    "text-kimi_linear": (r"layers\.0\.self_attn\.(q|o|g_b|b)_proj|kv_a_proj_with_mqa", ""),
     "text-minimax": (r"qkv_proj|output_gate|self_attn\.out_proj", ""),
 }
 

@@ -42,7 +42,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4 in bfloat16": {"dtype": "bfloat16", "quantization": "int4"},
     "fp8": {"dtype": "bfloat16", "quantization": "fp8"},
 }
-HEAD_STORED_THOUGH_TIED = {("text-nemotron_h", "other head")}
+HEAD_STORED_THOUGH_TIED = {("text-nemotron_h", "other head"), ("text-kimi_linear", "other head")}
 """Cases whose config.json ties the head although transformers stores one, so that config.json alone plans too little."""
 
 

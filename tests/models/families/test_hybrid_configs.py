@@ -9,7 +9,7 @@ import torch
 from sensorium.callers.errors import ConfigError
 from sensorium.models.families.llava.model import LlavaNext, MiniMaxVL
 from sensorium.models.text.decoder_config import decoder_spec
-from sensorium.models.text.spec import AttentionSpec, DecoderSpec, LightningSpec, MambaSpec
+from sensorium.models.text.spec import AttentionSpec, DecoderSpec, KdaSpec, LightningSpec, MambaSpec, SelectiveSpec
 from sensorium.models.text.stacks import stack_of
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99}
@@ -37,6 +37,30 @@ def test_both_mixers_of_falcon_h1() -> None:
     assert found.layers[0].second.multipliers == (2, 4, 6, 8, 10)
     with pytest.raises(ConfigError, match="6 heads of 16 numbers"):
         spec(model_type="falcon_h1", mamba_d_ssm=97, mamba_n_heads=6)
+
+
+def test_layers_of_kimi_linear() -> None:
+    linear = {"full_attn_layers": [3, 5], "kda_layers": [1, 2, 4], "head_dim": 16, "num_heads": 3, "short_conv_kernel_size": 2}
+    published = {"model_type": "kimi_linear", "linear_attn_config": linear, "num_experts_per_token": 2, "mla_use_nope": True}
+    kinds = [f"{kind}_attention" for kind in ("linear", "linear", "full", "linear", "full")]
+    sizes = {"linear_head_dim": 16, "linear_num_heads": 3, "linear_conv_kernel_dim": 2}
+    sparse = ["dense", "sparse", "sparse", "sparse", "sparse"]
+    found = spec(**published)
+    assert found == spec(model_type="kimi_linear", layer_types=kinds, mlp_layer_types=sparse, num_experts_per_tok=2, **sizes)
+    assert found.layers[0].mixer == KdaSpec(heads=3, head_dim=16, taps=2)
+    assert not found.ropes
+    with pytest.raises(ConfigError, match="mla_use_nope"):
+        spec(**published | {"mla_use_nope": False})
+
+
+def test_step_widths_of_mamba() -> None:
+    automatic = spec(model_type="mamba", hidden_size=100, time_step_rank="auto")
+    assert automatic == spec(model_type="mamba", hidden_size=100, time_step_rank=7)
+    assert isinstance(automatic.layers[0].mixer, SelectiveSpec)
+    assert automatic.layers[0].mixer.norm_eps is None
+    normed = spec(model_type="falcon_mamba").layers[0].mixer
+    assert isinstance(normed, SelectiveSpec)
+    assert normed.norm_eps == 1e-6
 
 
 def test_layers_of_minimax() -> None:
