@@ -12,8 +12,7 @@ from typing import Any
 
 from ..callers.errors import CheckpointError, short_repr
 from .files import read_file, read_json
-from .gguf.reader import Gguf
-from .gguf.tensors import open_model
+from .gguf.reader import Gguf, find_gguf
 from .torch_file import SAVED_SUFFIX
 
 WEIGHTS_END = ".safetensors"
@@ -47,6 +46,10 @@ class CheckpointFolder:
     @cached_property
     def gguf(self) -> Gguf | None:
         """The headers of the GGUF model, see `open_model`; None for another checkpoint."""
+        if find_gguf(self.path) is None:
+            return None
+        from .gguf.tensors import open_model
+
         return open_model(self.path)
 
     @property

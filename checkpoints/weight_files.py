@@ -16,7 +16,6 @@ from ..callers.heap import trim_heap
 from .adapters import tensor_name
 from .files import open_regular
 from .folder import CheckpointFolder
-from .gguf.tensors import mapped_loader, on_meta, read_tensors
 from .resident import drop
 from .torch_file import SAVED_SUFFIX, saved_tensors
 
@@ -39,6 +38,8 @@ def read_checkpoint(folder: Path, is_unused: Callable[[str], bool] = lambda name
     """Yield the stored tensors that are used, from one file or from shards; CheckpointError names a missing or broken file."""
     checkpoint = CheckpointFolder(folder)
     if checkpoint.gguf is not None:
+        from .gguf.tensors import mapped_loader, read_tensors
+
         yield from read_tensors(checkpoint.gguf, mapped_loader())
         return
     if checkpoint.saved is not None:
@@ -58,6 +59,8 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
     """
     checkpoint = CheckpointFolder(folder)
     if checkpoint.gguf is not None:
+        from .gguf.tensors import on_meta, read_tensors
+
         return dict(read_tensors(checkpoint.gguf, on_meta))
     if checkpoint.saved is not None:
         return file_headers(checkpoint.saved)

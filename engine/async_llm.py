@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Self, Unpack
 from ..callers.errors import ConfigError, InputError, short_repr, typed
 from ..processors.text.tokenizer import Tokenizer
 from .engine import make_engine
-from .engine_args import EngineArgs
 from .errors import NotPicklable
 from .frontend.adapters import AdapterInfo
 from .frontend.request_handle import Abort, RequestHandle
@@ -27,6 +26,7 @@ from .sampling_params import RequestOutputKind, SamplingParams
 from .session import Turn
 
 if TYPE_CHECKING:
+    from .engine_args import EngineArgs
     from .option_types import ChatOptions, LLMOptions
 
 _KINDS = {RequestOutputKind.CUMULATIVE: "cumulative", RequestOutputKind.DELTA: "delta", RequestOutputKind.FINAL_ONLY: "final"}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..processors.elements.element import Cell, Element
-from ..processors.elements.formats import HTML_BOX, MarkedText
+from ..processors.elements.element import HTML_BOX, Cell, Element
 from ..processors.elements.latex_tables import BEGIN as LATEX_TABLE
 from ..processors.elements.latex_tables import closing_brace, latex_text, read_latex_table, table_end
+from ..processors.elements.marked_text import MarkedText
 from ..processors.elements.tables import MAX_CELLS, read_table, text_outside
 
 __all__ = [

@@ -16,17 +16,15 @@ import torch
 from ..callers.errors import InputError, check_utf8, short_repr, typed
 from ..callers.pacing import releasing_gil
 from ..callers.plain import builtin_copy
-from ..checkpoints.identity import checkpoint_digest
 from ..kernels.installation import warn_if_hidden
 from ..mm.parse import modality_of_path
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import MODULES
-from ..processors.interface import SupportsPhonemes, SupportsTranscription
+from ..processors.interface import ProcessingInfo, SupportsPhonemes, SupportsTranscription
 from ..processors.sentence_transformers import SentenceTransformersConfig
 from ..processors.text.message_parts import holds_files
 from ..processors.text.tokenizer import Tokenizer
-from .answer_report import AnswerReport, report_answer
 from .config import EngineConfig, make_config
 from .core_info import CoreInfo, task_without_head
 from .errors import NotPicklable
@@ -58,19 +56,18 @@ from .outputs import RequestOutput
 from .pooling_params import check_pooling
 from .sampling_params import SamplingParams, from_generation_config
 from .setup.connectors import open_item_store, rows_namespace
-from .setup.doctor import explain
 from .setup.hub import find_model
 from .setup.implementation import resolve_architecture
 from .setup.loader import load_core
 from .setup.lora_resolvers import check_default_adapters, make_resolvers
 from .setup.memory_plan import MemoryPlan
 from .setup.resolve import load_processing
-from .setup.talker import load_talker
 from .stats import EngineStats
-from .voices import find_voices
 
 if TYPE_CHECKING:
+    from .answer_report import AnswerReport
     from .option_types import ChatOptions
+    from .voices import Voices
 
 
 _POLL_SECONDS = 0.005  # between two looks whether all requests have ended
@@ -126,7 +123,11 @@ class Engine(NotPicklable):
         self.takes_instruction, self.document_instruction = info.takes_instruction, info.document_instruction
         self.embeds_text = not self.takes_media and (self._template is None or (files.root / MODULES).is_file())
         core, self.config = load_core(self.config, files, info, self.tokenizer)
-        self._load_talker = partial(load_talker, self.config, files) if self.config.load_talker else None
+        self._load_talker = None
+        if self.config.load_talker:
+            from .setup.talker import load_talker
+
+            self._load_talker = partial(load_talker, self.config, files)
         self.talker = None if self._load_talker is None else self._load_talker()
         self._sleep_lock = threading.Lock()  # the engine and the talker sleep and wake together
         self.max_model_len, self.dtype = core.info.max_model_len, getattr(torch, core.info.dtype)
@@ -134,7 +135,7 @@ class Engine(NotPicklable):
         self.eos_token_ids = tuple(dict.fromkeys((*files.eos_token_ids, *ends)))
         self.default_params = _default_params(self.config, files)
         self.speech = info if isinstance(info, SupportsTranscription) else None
-        self.voices = find_voices(files.root, info.phoneme_rule()) if isinstance(info, SupportsPhonemes) else None
+        self.voices = _find_voices(info, files)
         hidden_size = core.info.hidden_size if self.config.enable_prompt_embeds else None
         longest = _default_max_tokens(files.sentence_transformers, self.tokenizer)
         options = PromptOptions(self.config.max_template_seconds, hidden_size, core.info.can_generate, longest)
@@ -180,6 +181,8 @@ class Engine(NotPicklable):
     @cached_property
     def checkpoint_digests(self) -> list[str]:
         """Hashes of the checkpoint and of the adapter that was merged with it, if any. Raises OSError if one cannot be read."""
+        from ..checkpoints.identity import checkpoint_digest
+
         return [checkpoint_digest(folder) for folder in (self.config.model, self.config.adapter) if folder]
 
     def request(
@@ -337,6 +340,9 @@ class Engine(NotPicklable):
     def explain(self, output: RequestOutput | None) -> MemoryPlan | AnswerReport: ...
     def explain(self, output: RequestOutput | None = None) -> MemoryPlan | AnswerReport:
         """Return the maximum memory of this engine and the largest items it accepts or, with an output, how it was made."""
+        from .answer_report import report_answer
+        from .setup.doctor import explain
+
         if output is None:
             return explain(self.config)
         if not isinstance(output, RequestOutput):
@@ -425,6 +431,14 @@ def _default_max_tokens(settings: SentenceTransformersConfig | None, tokenizer: 
         return None if settings is None else settings.max_tokens
     longest = tokenizer.model_max_length
     return int(longest) if isinstance(longest, int | float) and 0 < longest < _UNLIMITED_TOKENS else None
+
+
+def _find_voices(info: ProcessingInfo, files: ModelFiles) -> Voices | None:
+    if not isinstance(info, SupportsPhonemes):
+        return None
+    from .voices import find_voices
+
+    return find_voices(files.root, info.phoneme_rule())
 
 
 def _default_params(config: EngineConfig, files: ModelFiles) -> SamplingParams:

@@ -14,11 +14,9 @@ from ..callers.pacing import releasing_gil
 from ..mm.cache import CacheStats
 from ..mm.types import ItemPlan
 from ..processors.text.tokenizer import Tokenizer
-from .answer_report import AnswerReport
 from .config import EngineConfig
 from .core_info import CoreInfo
 from .engine import Engine, Params, make_engine
-from .engine_args import EngineArgs
 from .errors import NotPicklable, warn_of_failures
 from .frontend.adapters import AdapterChoice, AdapterInfo, as_adapters
 from .frontend.arguments import (
@@ -42,6 +40,8 @@ from .stats import EngineStats
 
 if TYPE_CHECKING:
     from ..processors.interface import SupportsTranscription
+    from .answer_report import AnswerReport
+    from .engine_args import EngineArgs
     from .option_types import ChatOptions, LLMOptions, VllmArguments
 
 _RPC_METHODS = ("load_weights", "update_weights", "reload_weights")

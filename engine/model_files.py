@@ -21,7 +21,6 @@ from ..checkpoints.external import ExternalPart, ExternalWeights, external_parts
 from ..checkpoints.files import open_regular, read_json
 from ..checkpoints.folder import SAVED_WEIGHTS, WEIGHTS_END, CheckpointFolder
 from ..checkpoints.gguf.reader import SUFFIX
-from ..checkpoints.gguf.tensors import hub_config
 from ..checkpoints.weight_files import ADAPTER_WEIGHTS, file_headers, read_headers
 from ..kernels.dispatch import multiplies_fast
 from ..mm.hashing import digest
@@ -213,7 +212,7 @@ def load_model_files(
         path = path / vector_settings.transformer if vector_settings.transformer else path
     checkpoint = CheckpointFolder(path)
     contents, model = {name: checkpoint.json(name) for name in JSON_FILES}, checkpoint.gguf
-    config = _read_config(checkpoint) if model is None else hub_config(model)
+    config = _read_config(checkpoint)
     remote_code = [
         f"{name} asks for remote code ({key})"
         for name, content in contents.items()
@@ -403,7 +402,12 @@ def _read_config(checkpoint: CheckpointFolder) -> dict[str, Any]:
     """Return config.json, or the config of a publisher's layout converted to the Hub's; an empty one if there is none.
 
     If both exist, the weight files decide: a folder with `consolidated*` and without `model*` has the publisher's layout.
+    Headers of GGUF files are converted, too.
     """
+    if checkpoint.gguf is not None:
+        from ..checkpoints.gguf.tensors import hub_config
+
+        return hub_config(checkpoint.gguf)
     hub = checkpoint.json("config.json")
     names = {file.name.partition(".")[0] for file in checkpoint.path.glob(f"*{WEIGHTS_END}*")}
     if hub and not (

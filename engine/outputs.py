@@ -11,7 +11,7 @@ from ..callers.errors import ErrorInfo
 from ..callers.repr_mixin import ReprMixin
 from ..mm.types import EncodedItem, ItemPlan
 from ..processors.elements.element import Element
-from ..processors.elements.formats import MarkedText
+from ..processors.elements.marked_text import MarkedText
 from .stats import DraftStats
 from .types import Logprob
 

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from ..callers.errors import InputError
 from ..mm.types import MultiModalFeature
 from ..processors.elements.element import ImageScale
-from ..processors.elements.formats import located_modalities
+from ..processors.elements.marked_text import located_modalities
 from ..processors.text.tokenizer import Tokenizer
 from .engine import Engine
 from .errors import NotPicklable

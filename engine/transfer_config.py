@@ -113,11 +113,10 @@ def read_kv_transfer(options: object, offloading_gib: object) -> KVTransferOptio
     result = KVTransferOptions() if options is None else _read(options)
     if offloading_gib is None:
         return _check_served(result)
-    is_number = isinstance(offloading_gib, int | float) and not isinstance(offloading_gib, bool)
-    if not is_number or not 0 <= offloading_gib <= 1 << 20:  # type: ignore[operator]
+    if isinstance(offloading_gib, bool) or not isinstance(offloading_gib, int | float) or not 0 <= offloading_gib <= 1 << 20:
         reason = f"<<param=>>{short_repr(offloading_gib)} must be a number of GiB, 0 or above"
         raise ConfigError(reason, param="kv_offloading_size", value=short_repr(offloading_gib))
-    num_bytes = int(offloading_gib * (1 << 30))  # type: ignore[operator]
+    num_bytes = int(offloading_gib * (1 << 30))
     return _check_served(replace(result, memory_bytes=result.memory_bytes + num_bytes))
 
 

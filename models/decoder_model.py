@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,16 @@ from .layers.adapter import AdapterMask, LowRank, adapter_bytes
 from .layers.basic import WeightedLayer
 from .layers.linear import LmHead
 from .layers.ranks import is_below
-from .layers.vector_head import VECTOR_HEAD, VectorHead
 from .stored_formats import Formats
-from .talker import Talker
-from .text.altup import AltUpDecoder
 from .text.attention import gathered_bytes
 from .text.decoder import Decoder, decoder_bytes
 from .text.mtp import COPIES, MTP, build_mtp, mtp_prefixes, stored_stems
 from .text.spec import DecoderSpec
 from .weights import check, fill
+
+if TYPE_CHECKING:
+    from .layers.vector_head import VectorHead
+    from .talker import Talker
 
 TEXT_PREFIXES = (
     ("model.language_model.model.", "language_model."),
@@ -95,8 +96,7 @@ class DecoderModel(nn.Module):
         self.rope_axes, self.vocab_size, self.max_positions = spec.rope_axes, spec.vocab_size, spec.max_positions
         self.hidden_size, self.row_size = spec.hidden_size, spec.hidden_size * (1 + len(spec.deepstack))
         self.vector_size = self.token_size = spec.hidden_size
-        kind = Decoder if spec.altup is None else AltUpDecoder
-        self.language_model = decoder or kind(spec, dtype, torch.device("meta") if _on_meta.get() else device)
+        self.language_model = decoder or _decoder_class(spec)(spec, dtype, torch.device("meta") if _on_meta.get() else device)
         self.cache_specs = self.language_model.cache_specs
         self.absent = frozenset(f"language_model.{path}" for path in self.language_model.absent)
         self.head: LmHead | None = self._build_head(spec.tied)
@@ -235,6 +235,8 @@ class DecoderModel(nn.Module):
 
     def add_vector_head(self, steps: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """Add the layers on the pooled vector (`VectorHead`). Call it after `keep_encoders` and before `check_weights`."""
+        from .layers.vector_head import VECTOR_HEAD, VectorHead
+
         pooled = self.vector_size * (self.pooling.count("+") + 1)
         self.vector_head = VectorHead(steps, pooled, self.language_model.embed_tokens.weight.device)
         self.vector_size = self.vector_head.size
@@ -284,6 +286,14 @@ class DecoderModel(nn.Module):
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         """Rename or reshape stored tensors before prefixes are replaced. A family overrides this for other layouts."""
         return weights
+
+
+def _decoder_class(spec: DecoderSpec) -> type[Decoder]:
+    if spec.altup is None:
+        return Decoder
+    from .text.altup import AltUpDecoder
+
+    return AltUpDecoder
 
 
 def _no_mtp(reason: str, how: str = "") -> ConfigError:

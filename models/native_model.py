@@ -6,7 +6,7 @@ Such a model may also have an audio tower, whose rows have no deepstack levels.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from ..callers.errors import ConfigError
 from ..checkpoints.config import positive_int
-from .audio.aut import AutEncoder
-from .audio.chunked_encoder import ChunkedEncoder
 from .decoder_model import DecoderModel
 from .interface import StepLimits
 from .layers.connectors import Projector, ProjectorSpec, projector_bytes
@@ -23,10 +21,14 @@ from .text.spec import DecoderSpec
 from .vision.spec import TowerSpec
 from .vision.vit import VisionTower, tower_bytes
 
+if TYPE_CHECKING:
+    from .audio.aut import AutEncoder
+    from .audio.chunked_encoder import ChunkedEncoder
+
+    AudioTower = AutEncoder | ChunkedEncoder
+
 TENSORS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
 """Modality -> names of the patch and grid tensors that processors/bases/native.py creates."""
-
-AudioTower = AutEncoder | ChunkedEncoder
 
 
 class NativeModel(DecoderModel):

@@ -17,22 +17,18 @@ from ..engine.frontend.arguments import Messages, as_prompts
 from ..engine.pooling_params import PoolingParams
 from ..engine.progress import ShowProgress
 from ..engine.sampling_params import SamplingParams
-from .beam_search import BeamSearchOutput, BeamSearchParams, as_sequences, beam_search_tasks
-from .classify import ClassificationRequestOutput, classify_tasks
-from .embed import Embedding, EmbedOptions, embed_tasks
-from .ocr import OcrOptions, Page, ocr_tasks
-from .pooling import PoolingRequestOutput, encode_tasks
-from .rank import ScoreOptions, score_tasks
-from .reward import reward_tasks
 from .run import Task, in_thread, run_all, run_all_async, run_async
-from .similarity import Score
 from .validation import read_options
 from .with_adapter import one_adapter, take_adapters, with_adapters
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from .beam_search import BeamSearchOutput, BeamSearchParams
+    from .classify import ClassificationRequestOutput
     from .documents.api import PageDone
     from .documents.blocks import Document
+    from .embed import Embedding
+    from .ocr import Page
     from .option_types import (
         AdapterKeywords,
         EmbedKeywords,
@@ -44,6 +40,8 @@ if TYPE_CHECKING:
         SpeechTask,
         TranscribeKeywords,
     )
+    from .pooling import PoolingRequestOutput
+    from .similarity import Score
     from .speak import Speech
     from .speak_text import SpeakTextOptions
     from .speech.live_input import LiveEvent
@@ -80,6 +78,8 @@ class LLM(llm.LLM):
 
         This method and those below take `adapter` (or `lora_request`): one for all inputs, or one per input, as `generate`.
         """
+        from .beam_search import as_sequences, beam_search_tasks
+
         tasks = with_adapters(self.engine, beam_search_tasks(self.engine, as_prompts(prompts), params), **adapters)
         return [as_sequences(self.engine, output) for output in run_all(self.engine, tasks, False)]
 
@@ -92,6 +92,8 @@ class LLM(llm.LLM):
         **adapters: Unpack[AdapterKeywords],
     ) -> list[PoolingRequestOutput]:
         """Return vectors or logits of prompts, which are used unchanged; see `pipelines.pooling.encode_tasks`."""
+        from .pooling import encode_tasks
+
         tasks = encode_tasks(self.engine, as_prompts(prompts), pooling_params, pooling_task)
         return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
 
@@ -103,6 +105,8 @@ class LLM(llm.LLM):
         **adapters: Unpack[AdapterKeywords],
     ) -> list[ClassificationRequestOutput]:
         """Return the class probabilities of prompts; see `pipelines.classify.classify_tasks`."""
+        from .classify import classify_tasks
+
         tasks = classify_tasks(self.engine, as_prompts(prompts), pooling_params)
         return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
 
@@ -115,6 +119,8 @@ class LLM(llm.LLM):
         **adapters: Unpack[AdapterKeywords],
     ) -> list[PoolingRequestOutput]:
         """Return the rewards of prompts or of their steps; see `pipelines.reward.reward_tasks`."""
+        from .reward import reward_tasks
+
         tasks = reward_tasks(self.engine, as_prompts(prompts), pooling_params, step_token)
         return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
 
@@ -194,6 +200,8 @@ class LLM(llm.LLM):
 
     def embed(self, inputs: object, use_tqdm: ShowProgress = True, **options: Unpack[EmbedKeywords]) -> list[Embedding]:
         """Embed one text, image or video, or a list of them; see `pipelines.embed.EmbedOptions` for the options."""
+        from .embed import EmbedOptions, embed_tasks
+
         adapters = take_adapters(options)
         tasks = embed_tasks(self.engine, inputs, read_options(EmbedOptions, options))
         return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
@@ -238,6 +246,8 @@ class LLM(llm.LLM):
 
     def ocr(self, images: object, use_tqdm: ShowProgress = True, **options: Unpack[OcrKeywords]) -> list[Page]:
         """Read the text of one image, PDF or folder, or a list of them; see `pipelines.ocr.OcrOptions` for the options."""
+        from .ocr import OcrOptions, ocr_tasks
+
         adapters = take_adapters(options)
         tasks = ocr_tasks(self.engine, images, read_options(OcrOptions, options))
         return run_all(self.engine, with_adapters(self.engine, tasks, **adapters), use_tqdm)
@@ -273,6 +283,8 @@ class AsyncLLM(async_llm.AsyncLLM):
 
         Cancelling this or any of the coroutines below aborts its unfinished requests.
         """
+        from .beam_search import as_sequences, beam_search_tasks
+
         tasks = with_adapters(self.engine, beam_search_tasks(self.engine, as_prompts(prompts), params), **adapters)
         return [as_sequences(self.engine, output) for output in await run_all_async(self, tasks)]
 
@@ -354,6 +366,8 @@ class AsyncLLM(async_llm.AsyncLLM):
 
     async def embed(self, inputs: object, priority: int = 0, **options: Unpack[EmbedKeywords]) -> list[Embedding]:
         """`LLM.embed` as a coroutine. Requests of smaller priorities are served first."""
+        from .embed import EmbedOptions, embed_tasks
+
         adapters = take_adapters(options)
         tasks = embed_tasks(self.engine, inputs, read_options(EmbedOptions, options))
         return await run_all_async(self, with_adapters(self.engine, tasks, **adapters), priority=priority)
@@ -362,6 +376,8 @@ class AsyncLLM(async_llm.AsyncLLM):
         self, prompts: object, pooling_params: PoolingParams | None = None, **adapters: Unpack[AdapterKeywords]
     ) -> list[ClassificationRequestOutput]:
         """`LLM.classify` as a coroutine."""
+        from .classify import classify_tasks
+
         tasks = classify_tasks(self.engine, as_prompts(prompts), pooling_params)
         return await run_all_async(self, with_adapters(self.engine, tasks, **adapters))
 
@@ -373,6 +389,8 @@ class AsyncLLM(async_llm.AsyncLLM):
         **adapters: Unpack[AdapterKeywords],
     ) -> list[PoolingRequestOutput]:
         """`LLM.reward` as a coroutine."""
+        from .reward import reward_tasks
+
         tasks = reward_tasks(self.engine, as_prompts(prompts), pooling_params, step_token)
         return await run_all_async(self, with_adapters(self.engine, tasks, **adapters))
 
@@ -406,6 +424,8 @@ class AsyncLLM(async_llm.AsyncLLM):
 
     async def ocr(self, images: object, **options: Unpack[OcrKeywords]) -> list[Page]:
         """`LLM.ocr` as a coroutine. Folders are listed and PDFs are opened in a thread."""
+        from .ocr import OcrOptions, ocr_tasks
+
         adapters = take_adapters(options)
         make_tasks = partial(ocr_tasks, self.engine, images, read_options(OcrOptions, options))
         return await run_all_async(self, with_adapters(self.engine, await in_thread(self._readers, make_tasks), **adapters))
@@ -443,6 +463,8 @@ def scoring(
     engine: Engine, query: object, documents: object, options: ScoreKeywords
 ) -> tuple[list[Task[Embedding]], list[Task[Score]]]:
     """Return the tasks of `score`. Raise InputError for several adapters: vectors of different ones cannot be compared."""
+    from .rank import ScoreOptions, score_tasks
+
     adapter = one_adapter(engine, **take_adapters(options))
     queries, tasks = score_tasks(engine, query, documents, read_options(ScoreOptions, options))
     return with_adapters(engine, queries, adapter), with_adapters(engine, tasks, adapter)

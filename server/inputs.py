@@ -20,8 +20,9 @@ def read_inputs(value: object, param: str) -> list[Any]:
     Raises:
         InputError: an input has another form, or there are too many.
     """
-    several = isinstance(value, list) and not (value and all(isinstance(token, int) for token in value))
-    listed: list[Any] = value if several else [value]  # type: ignore[assignment]
+    is_token_ids = isinstance(value, list) and bool(value) and all(isinstance(token, int) for token in value)
+    several = isinstance(value, list) and not is_token_ids
+    listed: list[Any] = value if isinstance(value, list) and not is_token_ids else [value]
     if not 1 <= len(listed) <= MAX_INPUTS:
         raise InputError(f"<<param>> has {len(listed)} entries; give from 1 to {MAX_INPUTS}", param=param)
     return [read_input(entry, f"{param}[{index}]" if several else param) for index, entry in enumerate(listed)]

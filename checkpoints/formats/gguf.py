@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,3 +33,8 @@ class GgufQuantization:
 
     def format_of(self, names: Sequence[str], stored: Mapping[str, Tensor] | None) -> GgufFormat | None:
         return None if stored is None else GgufFormat(next(iter(stored)))
+
+
+def read_gguf_config(config: Mapping[str, Any]) -> GgufQuantization:
+    """Return the quantization of a GGUF file, whose tensors state their formats."""
+    return GgufQuantization()

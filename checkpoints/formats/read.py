@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ...callers.errors import CheckpointError
-from .awq import read_awq
-from .base import QuantizationConfig
-from .bitsandbytes import read_bitsandbytes
-from .compressed_tensors import read_compressed_tensors
-from .fp8 import read_fp8
-from .gguf import GgufQuantization
-from .gptq import read_gptq
-from .mlx import read_mlx
-from .modelopt import read_modelopt
-from .mxfp4 import read_mxfp4
-from .torchao import read_torchao
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
-    "compressed-tensors": read_compressed_tensors,
-    "fp8": read_fp8,
-    "awq": read_awq,
-    "gptq": read_gptq,
-    "bitsandbytes": read_bitsandbytes,
-    "mxfp4": read_mxfp4,
-    "torchao": read_torchao,
-    "modelopt": read_modelopt,
-    "gguf": lambda config: GgufQuantization(),
-    "mlx": read_mlx,
+if TYPE_CHECKING:
+    from .base import QuantizationConfig
+
+_READERS = {
+    "compressed-tensors": "compressed_tensors:read_compressed_tensors",
+    "fp8": "fp8:read_fp8",
+    "awq": "awq:read_awq",
+    "gptq": "gptq:read_gptq",
+    "bitsandbytes": "bitsandbytes:read_bitsandbytes",
+    "mxfp4": "mxfp4:read_mxfp4",
+    "torchao": "torchao:read_torchao",
+    "modelopt": "modelopt:read_modelopt",
+    "gguf": "gguf:read_gguf_config",
+    "mlx": "mlx:read_mlx",
 }
+"""quant_method -> "module:function", imported when a checkpoint has it."""
 
 
 def _unnamed(config: Mapping[str, Any]) -> str:
@@ -53,8 +47,10 @@ def read_quantization(config: Mapping[str, Any] | None) -> QuantizationConfig | 
             f"quantization_config in config.json has quant_method {method[:60]!r}, which is not supported; "
             f"use a checkpoint with one of {', '.join(_READERS)}, or one that is not quantised"
         )
+    module, _, name = _READERS[method].partition(":")
+    read: Callable[[Mapping[str, Any]], QuantizationConfig] = getattr(import_module(f".{module}", __package__), name)
     try:
-        return _READERS[method](config)
+        return read(config)
     except CheckpointError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError) as error:

@@ -18,9 +18,8 @@ from typing import Any
 from ...callers.errors import CheckpointError
 from ...mm.hashing import digest
 from ..files import read_file, read_json
-from ..gguf import tokenizer as gguf_tokenizer
 from ..gguf.reader import find_encoder, find_gguf, read_gguf
-from . import byte_level, sentencepiece
+from . import byte_level
 from .cache import cached_text
 
 _RULES = 2  # version of the conversion; part of the cache's key
@@ -87,6 +86,8 @@ def find_files(folder: Path) -> TokenizerFiles | None:
     """Read the tokenizer files of a folder; None if it has none that `load` could use."""
     gguf = find_gguf(folder)
     if gguf is not None:
+        from ..gguf import tokenizer as gguf_tokenizer
+
         encoder = find_encoder(gguf)
         metadata = read_gguf(gguf).metadata
         if encoder is not None:
@@ -153,6 +154,8 @@ def _convert(files: TokenizerFiles) -> str:
     """Return the tokenizer.json of files of another kind."""
     default_named: dict[str, str] = {}
     if files.kind == "GGUF":
+        from ..gguf import tokenizer as gguf_tokenizer
+
         tokenizer = gguf_tokenizer.convert(json.loads(next(iter(files.vocabulary.values()))))
     elif files.kind == "SentencePiece":
         tokenizer, default_named = _convert_sentencepiece(files)
@@ -171,6 +174,8 @@ def _convert_sentencepiece(files: TokenizerFiles) -> tuple[Any, dict[str, str]]:
             f"tokenizer_config.json names the class {files.tokenizer_class!r}; spiece.model is read for {_SIGLIP}: "
             "save tokenizer.json with transformers' AutoTokenizer"
         )
+    from . import sentencepiece
+
     model = sentencepiece.read_model(data)
     pieces = list(model.pieces)
     for number, token in files.added.items():  # finetunes name unused pieces

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...mm import fields as mm_fields
 from ...mm import rules as mm_rules
 from ...mm import types as mm_types
-from ...processors.elements import element, formats
+from ...processors.elements import element, marked_text
 from .. import config as engine_config
 from .. import core_info, model_files, outputs, pooling_requests, sampling_params, stats, structured_outputs
 from .. import types as engine_types
@@ -21,7 +21,7 @@ from .. import types as engine_types
 # messages consist of their dataclasses
 _MODULES = (
     engine_types, engine_config, core_info, stats, outputs, model_files, pooling_requests, sampling_params, structured_outputs,
-    mm_types, mm_fields, mm_rules, element, formats,
+    mm_types, mm_fields, mm_rules, element, marked_text,
 )  # fmt: skip
 _KINDS = [kind for module in _MODULES for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)]
 _BY_NAME = {kind.__name__: kind for kind in _KINDS}

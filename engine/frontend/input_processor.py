@@ -19,7 +19,7 @@ from ...mm.parse import MediaSource
 from ...mm.tenants import tenant_of
 from ...mm.types import ItemPlan, Media, MultiModalFeature, PlaceholderRange
 from ...processors.elements.element import ImageScale
-from ...processors.elements.formats import MarkedText, located_modalities
+from ...processors.elements.marked_text import MarkedText, located_modalities
 from ...processors.interface import ProcessingInfo, Span, SupportsElements
 from ...processors.retokenize import PromptText, retokenize
 from ...processors.spans import MissingPlaceholderError, PromptLayout, lay_out

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...callers.errors import ErrorInfo, InputError
 from ...mm.types import EncodedItem
-from ...processors.elements.formats import MarkedText
+from ...processors.elements.marked_text import MarkedText
 from ...processors.text.tokenizer import StreamDecoder, Tokenizer
 from ..errors import error_text
 from ..outputs import CompletionOutput, RequestOutput

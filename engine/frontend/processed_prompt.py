@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ...callers.errors import OF_PROMPTS, ErrorInfo
 from ...mm.types import ItemPlan, MultiModalFeature
-from ...processors.elements.formats import MarkedText
+from ...processors.elements.marked_text import MarkedText
 from ..outputs import ItemTrace
 from .items import num_bytes
 

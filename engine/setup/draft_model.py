@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,12 +20,14 @@ from ..config import EngineConfig, cache_budget
 from ..model_files import ModelFiles, load_model_files
 from ..speculative_config import config_error, read_speculative_config
 from ..worker.draft_cache import DraftCache
-from ..worker.draft_model_runner import DraftModelOptions, DraftModelRunner
 from ..worker.encoder_store import EncoderStore
 from .draft_cache_size import block_bytes, draft_cache_blocks
 from .memory import MaxSizes, sampling_bytes
 from .model_source import ModelSource
 from .resolve import load_processing
+
+if TYPE_CHECKING:
+    from ..worker.draft_model_runner import DraftModelRunner
 
 _KINDS = ("full", "window", "latent", "cross")  # of caches from whose end tokens can be cut
 _DECODER = ("language_model.", "head.", "decoder.", "mtp_layers.")  # canonical names of tensors that are of no encoder
@@ -164,6 +166,8 @@ def make_draft_runner(
     Raises:
         ConfigError: the models read their input by cross-attention, and their encoders differ.
     """
+    from ..worker.draft_model_runner import DraftModelOptions, DraftModelRunner
+
     limits, device = read_speculative_config(config.speculative_config), config.torch_device
     draft = source.build(torch.device("meta"))
     shares = same_encoders(source, draft, target, model)

@@ -17,13 +17,12 @@ from ...models.decoder_model import DecoderModel
 from ...models.interface import Model
 from ...models.layers.linear import Linear
 from ..config import EngineConfig
-from ..drafts.custom import make_custom
 from ..drafts.depth import STEP_COSTS, StepCosts
 from ..drafts.drafter import Drafter
+from ..drafts.proposer import MakeProposer
 from ..speculative_config import read_speculative_config
 from ..worker.draft_cache import DraftCache
 from ..worker.encoder_store import EncoderStore
-from ..worker.mtp_runner import MtpRunner
 from ..worker.predictor import Predictor
 from .draft_cache_size import draft_cache_blocks, draft_specs
 from .draft_model import find_draft, make_draft_runner
@@ -56,7 +55,11 @@ def make_drafter(config: EngineConfig, model: Model, dtype: torch.dtype) -> tupl
             raise ConfigError(f"<<param>> {reason}", param="speculative_config", code="unsupported")
         return None, "window"
     has_states = any(spec.kind == "state" for spec in model.cache_specs)
-    proposers = [make_custom(limits.custom)] if limits.custom else []
+    proposers = list[MakeProposer]()
+    if limits.custom:
+        from ..drafts.custom import make_custom
+
+        proposers = [make_custom(limits.custom)]
     return Drafter(limits, StepCosts(first_costs(config, model)), model.vocab_size, proposers, has_states=has_states), ""
 
 
@@ -107,6 +110,8 @@ def make_predictor(
     specs, device = draft_specs(config, model), config.torch_device
     if not specs:
         return None
+    from ..worker.mtp_runner import MtpRunner
+
     cache = DraftCache(specs, draft_cache_blocks(config, specs, sizes.max_model_len), config.block_size, device)
     return MtpRunner(read_speculative_config(config.speculative_config).predicted, cache, device)
 

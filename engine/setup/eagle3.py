@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -15,14 +15,16 @@ from ...checkpoints.weight_files import read_checkpoint, read_headers
 from ...models.decoder_model import DecoderModel
 from ...models.interface import Model, StepLimits
 from ...models.layers.basic import EmbeddingTable
-from ...models.text.eagle3 import Eagle3Head, eagle3_spec, is_eagle3
 from ...models.weights import weight_bytes
 from ..config import EngineConfig
 from ..speculative_config import EAGLE3, config_error, read_speculative_config
 from ..worker.draft_cache import DraftCache
-from ..worker.eagle3_runner import Eagle3Runner
 from .draft_cache_size import block_bytes, draft_cache_blocks
 from .memory import MaxSizes
+
+if TYPE_CHECKING:
+    from ...models.text.eagle3 import Eagle3Head
+    from ..worker.eagle3_runner import Eagle3Runner
 
 
 def with_draft_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
@@ -31,6 +33,8 @@ def with_draft_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]
     Raises:
         ConfigError: the method is for another kind of model.
     """
+    from ...models.text.eagle3 import is_eagle3
+
     architectures = read_json(Path(folder) / "config.json").get("architectures") if Path(folder).is_dir() else None
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     is_head, method = is_eagle3(first), options.get("method")
@@ -69,6 +73,8 @@ class Eagle3Source:
             ConfigError: it is none for this model.
             CheckpointError: its tensors do not fit its config.json.
         """
+        from ...models.text.eagle3 import Eagle3Head, eagle3_spec
+
         spec, headers = eagle3_spec(self.config, self.num_layers, self.parallel), read_headers(self.path)
         stores_table = any(name.removeprefix("model.") == "embed_tokens.weight" for name in headers)
         if spec.stack.vocab_size != self.vocab_size:
@@ -117,6 +123,8 @@ def find_eagle3(config: EngineConfig, model: Model) -> Eagle3Source | None:
 
 def make_eagle3_runner(config: EngineConfig, source: Eagle3Source, sizes: MaxSizes) -> Eagle3Runner:
     """Return the runner of a head with its cache; `load` reads its weights. Raise as `Eagle3Source.build` does."""
+    from ..worker.eagle3_runner import Eagle3Runner
+
     count, device = read_speculative_config(config.speculative_config).predicted, config.torch_device
     head = source.build(torch.device("meta"))
     blocks = draft_cache_blocks(config, head.cache_specs, sizes.max_model_len)

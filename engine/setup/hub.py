@@ -27,7 +27,6 @@ from .hub_cache import (
     remote_weights,
     small_files,
 )
-from .hub_download import fetch_files, hub_errors, list_files
 from .implementation import resolve_architecture
 
 _log = logging.getLogger(__name__)
@@ -155,6 +154,8 @@ def find_folder(
     usable = commit if commit and cached.is_complete(commit, weights) else None
     if usable and cached.files(usable) is not None:
         return cached.snapshot(usable)
+    from .hub_download import hub_errors
+
     # a usable snapshot of another program has the weights, but its other files may be incomplete
     try:
         with hub_errors(cached, branch, offline):
@@ -168,6 +169,8 @@ def find_folder(
 
 def _download(cached: CachedModel, revision: str, branch: str, weights: bool, check: Callable[[Path], None] | None) -> Path:
     """Download what the snapshot of a revision lacks, the weights last, and return its folder."""
+    from .hub_download import fetch_files, list_files
+
     commit, files = list_files(cached, revision)
     folder = cached.snapshot(commit)
     fetch_files(cached, commit, [files[name] for name in small_files(files)])

@@ -5,22 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ...callers.errors import ConfigError
 from ...checkpoints.config import get_text_config
 from ...mm.fields import merge
-from ...models.fallback.borrowed import check_decoder_only, class_of
-from ...models.fallback.fallback import Fallback
 from ...models.interface import Model
 from ...models.registry import TEXT_PROCESSING, Architecture, find_architecture, is_registered
 from ...models.text.stacks import stack_of
-from ...processors.fallback.fallback import FallbackProcessingInfo
 from ...processors.interface import ProcessingInfo
 from ..config import EngineConfig
 from ..model_files import ModelFiles
+
+if TYPE_CHECKING:
+    from ...models.fallback.fallback import Fallback
+    from ...processors.fallback.fallback import FallbackProcessingInfo
 
 _log = logging.getLogger(__name__)
 FALLBACK = Architecture(
@@ -39,6 +40,8 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
     architecture, unsupported = files.architecture, _unsupported(files)
     if unsupported is None:
         return find_architecture(architecture)
+    from ...models.fallback.borrowed import check_decoder_only, class_of
+
     try:
         kind = class_of(files.config)
     except ImportError as error:
@@ -105,7 +108,7 @@ def check_options(row: Architecture, config: EngineConfig) -> None:
             )
 
 
-def verify_fallback(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> None:
+def verify_fallback(files: ModelFiles, model: Model, info: ProcessingInfo, dtype: torch.dtype) -> None:
     """Run transformers' class on one item per modality or on text, to measure its memory and compare its results with ours.
 
     Do nothing for our own models, whose memory has closed forms. A model on the meta device is only measured.
@@ -113,13 +116,14 @@ def verify_fallback(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> N
     Raises:
         ConfigError: our results differ, so the model cannot be served.
     """
-    if not isinstance(model, Fallback):
+    if not is_fallback(resolve_architecture(files)):
         return
+    fallback = cast("Fallback", model)
     if not info.modalities:
-        model.rehearse_text()
+        fallback.rehearse_text()
     for modality in info.modalities:
-        item, geometry, inputs = cast(FallbackProcessingInfo, info).sample(modality, dtype)
-        device = model.item_device
+        item, geometry, inputs = cast("FallbackProcessingInfo", info).sample(modality, dtype)
+        device = fallback.item_device
         tensors: dict[str, Any] = merge([item], device)
         _log.info("running one %s through transformers' class, to measure its memory and compare the results", modality)
-        model.rehearse(modality, tensors, geometry, {name: value.to(device) for name, value in inputs.items()})
+        fallback.rehearse(modality, tensors, geometry, {name: value.to(device) for name, value in inputs.items()})

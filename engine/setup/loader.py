@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...callers.errors import ConfigError, short_repr
 from ...kernels.dispatch import use_backends
@@ -18,10 +19,7 @@ from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig
 from ..core.client import CoreClient
-from ..core.encoder_core import EncoderCore
 from ..core.engine_core import EngineCore
-from ..core.process import ProcessCore
-from ..core.rank_executor import Peers, RankExecutor
 from ..executor import LocalExecutor
 from ..kv_cache.block_pool import BlockPools
 from ..kv_cache.groups import group_layers
@@ -32,7 +30,6 @@ from ..scheduler.policy import make_policy
 from ..scheduler.quarantine import Quarantine
 from ..scheduler.scheduler import Scheduler
 from ..threads import computing_on, run_in_thread
-from ..worker.adapter_store import AdapterStore
 from ..worker.encoder_store import EncoderStore
 from ..worker.grammar import GrammarFactory
 from ..worker.model_runner import ModelRunner, RunnerOptions
@@ -43,6 +40,10 @@ from .memory import MaxSizes, adapter_bytes, max_cached_blocks, num_cache_blocks
 from .model_source import ModelSource, computing_dtype
 from .resolve import describe_dtype, resolve_engine
 from .warm_up import encode_small_items
+
+if TYPE_CHECKING:
+    from ..core.encoder_core import EncoderCore
+    from ..worker.adapter_store import AdapterStore
 
 SAVE_SECONDS = 2.0  # how long a step of a producer waits for the connectors
 _log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ def load_core(
         EngineDeadError: the other process ended while it was loading.
     """
     if config.engine_process:
+        from ..core.process import ProcessCore
+
         core = ProcessCore(config)
         return core, core.config
     return run_in_thread(partial(load_engine, config, files, info, tokenizer))
@@ -96,6 +99,8 @@ def load_engine(
         # the caches are allocated before weights are read, so that a plan that does not fit fails at once
         core: EngineCore | EncoderCore
         if config.parts == "encoder":
+            from ..core.encoder_core import EncoderCore
+
             core = EncoderCore(model, config, engine.sizes.max_model_len, store, engine.source.modalities)
         else:
             grammars = GrammarFactory(
@@ -126,6 +131,8 @@ def load_ranks(
     """Load a model in this process, or its parts in this process and in others. Arguments and errors: see `load_engine`."""
     if config.num_ranks == 1:
         return load_engine(config, files, info, tokenizer)
+    from ..core.rank_executor import Peers, RankExecutor
+
     resolve_engine(config, files, info, on_device=False)  # errors that need no other process
     peers = Peers(config)
     try:
@@ -156,6 +163,12 @@ def _make_folder(option: str, path: str | None) -> None:
     except (OSError, ValueError) as error:  # ValueError: a name that the file system cannot encode
         reason = f"<<param=>>{short_repr(path)} cannot be created ({getattr(error, 'strerror', None) or error})"
         raise ConfigError(f"{reason}; give a folder that can be written, or leave <<param>> out", param=option) from None
+
+
+def _adapter_store(config: EngineConfig, model: Model) -> AdapterStore:
+    from ..worker.adapter_store import AdapterStore
+
+    return AdapterStore(adapter_bytes(config, model), config.max_lora_rank)
 
 
 def build_core(
@@ -202,7 +215,7 @@ def build_core(
         kernels=config.kernels,
         async_scheduling=config.uses_async_scheduling,
         predictor=None if drafter is None else make_predictor(config, model, sizes, store, source),
-        adapters=AdapterStore(adapter_bytes(config, model), config.max_lora_rank) if config.enable_lora else None,
+        adapters=_adapter_store(config, model) if config.enable_lora else None,
     )
     transfer = config.kv_transfer
     if options.kv_store is not None:

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import mul
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ from ...models.interface import CacheSpec, Model, StepLimits, SupportsPooling, S
 from ...models.layers.ranks import RankTraffic, rank_traffic
 from ...models.memory_formulas import amx_bytes
 from ...models.quantization import parse_quantization
-from ...models.request_adapters import adapted_layers
 from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
 from ...processors.interface import ProcessingInfo, SupportsTranscription
@@ -32,6 +31,9 @@ from ..worker.model_runner import LOGITS_ROWS
 from .draft_cache_size import draft_cache_bytes
 from .max_items import ItemLimits, find_max_item, max_rows
 from .memory_plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from ...models.request_adapters import AdaptedLayers
 
 _log = logging.getLogger(__name__)
 _MIN_ENCODER_CACHE = 128 << 20
@@ -381,24 +383,33 @@ def _step_limits(config: EngineConfig, model: Model, sizes: MaxSizes, blocks: in
     return replace(step, cross_keys=sizes.step_cross_rows)
 
 
+def _adapted_layers(model: Model) -> AdaptedLayers | None:
+    """Return the layers that adapters of requests change. Nothing of adapters is imported if the model takes none."""
+    if getattr(model, "request_adapters", None) is None:
+        return None
+    from ...models.request_adapters import adapted_layers
+
+    return adapted_layers(model)
+
+
 def adapter_bytes(config: EngineConfig, model: Model) -> int:
     """Return the bytes of all adapters that requests choose."""
-    layers = adapted_layers(model)
+    layers = _adapted_layers(model)
     return 0 if layers is None else layers.capacity(config.max_loras, config.max_lora_rank)
 
 
 def _encoder_adapter_bytes(config: EngineConfig, model: Model, step: StepLimits) -> int:
-    layers = adapted_layers(model)
+    layers = _adapted_layers(model)
     return 0 if layers is None else layers.step_bytes("encoder", step, config.max_lora_rank)
 
 
 def _head_adapter_bytes(config: EngineConfig, model: Model, step: StepLimits, sampled: int) -> int:
-    layers, rows = adapted_layers(model), min(step.rows, max(sampled, LOGITS_ROWS))
+    layers, rows = _adapted_layers(model), min(step.rows, max(sampled, LOGITS_ROWS))
     return 0 if layers is None else layers.step_bytes("head", replace(step, rows=rows), config.max_lora_rank)
 
 
 def _forward_bytes(config: EngineConfig, model: Model, step: StepLimits) -> int:
-    layers = adapted_layers(model)
+    layers = _adapted_layers(model)
     if layers is None:
         return model.forward_bytes(step)
     rank, crossing = config.max_lora_rank, replace(step, rows=step.cross_keys or step.keys)
@@ -477,7 +488,7 @@ def check_cache_memory(config: EngineConfig) -> None:
 
 def check_adapter_memory(config: EngineConfig, model: Model) -> None:
     """Raise ConfigError if `max_loras` adapters of rank `max_lora_rank` are more than the memory of the device."""
-    layers, (has, where) = adapted_layers(model), _memory_of(config.torch_device)
+    layers, (has, where) = _adapted_layers(model), _memory_of(config.torch_device)
     if layers is None or adapter_bytes(config, model) <= has:
         return
     fit = has // layers.capacity(1, config.max_lora_rank)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from ...callers.errors import CheckpointError, ConfigError, InputError, Sensoriu
 from ...checkpoints.adapters import adapter_spec
 from ...checkpoints.files import read_json
 from ...checkpoints.formats.read import read_quantization
-from ...checkpoints.merged_adapter import MergedAdapter, tensors_of_task
 from ...checkpoints.weight_files import ADAPTER_WEIGHTS, file_headers, read_file, read_headers
 from ...kernels import native
 from ...kernels.bodies import bodies_in_use
@@ -25,14 +24,12 @@ from ...kernels.linear.int4 import Int4Options
 from ...mm.hashing import digest
 from ...models.adapters import attach
 from ...models.decoder_model import TEXT_PREFIXES, DecoderModel, decoder_on_meta
-from ...models.fallback.fallback import Fallback
 from ...models.interface import CacheSpec, Model, SupportsAdapters, SupportsLargeViews, SupportsStreams
 from ...models.layers.linear import Linear, LmHead, deferred_weights
 from ...models.layers.moe import Mixture
 from ...models.layers.ranks import Ranks, building_for
 from ...models.packed_cache import restore_packed, save_packed
 from ...models.quantization import parse_quantization
-from ...models.request_adapters import AdaptedLayers
 from ...models.stored_formats import assign
 from ...models.updated_weights import UpdatedWeights
 from ...models.weights import keep_float16, quantize
@@ -44,6 +41,9 @@ from ..config import EngineConfig
 from ..model_files import ModelFiles, load_model_files, resolve
 from .implementation import explain_fallback, is_fallback, resolve_architecture, verify_fallback
 from .rank_checks import check_ranks
+
+if TYPE_CHECKING:
+    from ...checkpoints.merged_adapter import MergedAdapter
 
 _INVALID_JSON = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
 """Exceptions of a model's constructor if config.json has values of a wrong type, or sizes too large for any memory."""
@@ -91,7 +91,7 @@ class ModelSource:
     def build_for_plan(self) -> Model:
         """Return the model on the meta device, with the memory of a fallback model measured."""
         model = self.build_on_meta()
-        verify_fallback(model, self.info, self.dtype)
+        verify_fallback(self.files, model, self.info, self.dtype)
         return model
 
     def build_on_device(self) -> Model:
@@ -114,7 +114,7 @@ class ModelSource:
             save_packed(cast(nn.Module, model), packed, names)
         if self.config.torch_device.type == "cuda":
             torch.cuda.synchronize(self.config.torch_device)  # steps read weights on other streams than the copies
-        verify_fallback(model, self.info, self.dtype)
+        verify_fallback(self.files, model, self.info, self.dtype)
 
     def _packed_file(self) -> Path | None:
         """Return the file of this model's packed weights: named by the checkpoint, the formats and the CPU's kernels."""
@@ -167,6 +167,8 @@ class ModelSource:
         if isinstance(model, DecoderModel) and (self.config.enable_prompt_embeds or self.config.parts == "decoder"):
             model.reads_encoder_rows = True
         if self.config.enable_lora:
+            from ...models.request_adapters import AdaptedLayers
+
             adapters = AdaptedLayers(model, read_headers(self.files.path))
             cast(SupportsAdapters, model).request_adapters = adapters
         if isinstance(model, SupportsLargeViews) and isinstance(self.info, LimitsViews):
@@ -264,7 +266,7 @@ def build_model(
         if adapter is not None and headers:
             headers = adapter.add_headers(headers)
         model.choose_head(headers)
-        if adapter is not None and adapter.changes_embeddings and _has_tied_head(model):
+        if adapter is not None and adapter.changes_embeddings and (is_fallback(row) or _has_tied_head(model)):
             reason = "changes the token embeddings, to which the model's head is tied; merge it into the model"
             raise CheckpointError(f"the adapter {files.adapter} {reason}")
         _keep_parts(model, parts, wanted.modalities)
@@ -329,6 +331,8 @@ def read_merged_adapter(
     """Return the adapter of a folder for a model, with the tensors that `read` returns; None for no folder."""
     if folder is None:
         return None
+    from ...checkpoints.merged_adapter import MergedAdapter, tensors_of_task
+
     prefixes, dtype = getattr(model, "prefixes", TEXT_PREFIXES), model.cache_specs[0].dtype
     tensors = tensors_of_task(read(folder / ADAPTER_WEIGHTS), getattr(model, "task", None))
     mixtures = [module for module in cast(nn.Module, model).modules() if isinstance(module, Mixture)]
@@ -338,7 +342,7 @@ def read_merged_adapter(
 
 def _has_tied_head(model: Model) -> bool:
     heads = (module for module in cast(nn.Module, model).modules() if isinstance(module, LmHead))
-    return isinstance(model, Fallback) or any(head.tied_to for head in heads)
+    return any(head.tied_to for head in heads)
 
 
 def build_from_json(what: str, kind: Callable[..., object], *arguments: object) -> object:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,14 +20,16 @@ from ...mm.fields import group_mergeable, merge
 from ...mm.types import MultiModalFeature
 from ...models.interface import Model
 from ...models.layers.ranks import Ranks
-from ...models.layers.row_adapter import PackedAdapter, RowGroup
 from ..errors import error_text
 from ..types import EncodeResult
-from .adapter_store import AdapterStore, layers_of
 from .encoder_graphs import EncoderGraphs
 from .encoder_ranks import any_rank, assign_ranks, encoder_cost, gather_rows
 from .encoder_store import EncoderStore
 from .isolate import isolate_failures
+
+if TYPE_CHECKING:
+    from ...models.layers.row_adapter import PackedAdapter
+    from .adapter_store import AdapterStore
 
 Items = Sequence[MultiModalFeature]
 _POLL_SECONDS = 0.005  # `poll` waits for a result no longer than that, since its caller also reads a command queue
@@ -249,8 +252,7 @@ class EncoderRunner:
             tensors, encode = merge([item.kwargs for item in items], self._device), model.embed_multimodal
             modality = items[0].modality
             is_recordable = model.recordable and adapter is None and items[0].stream is None  # it keeps tensors of streams
-            groups = () if adapter is None else (RowGroup(None, adapter),)
-            with layers_of(model).applied("encoder", groups, None) if groups else nullcontext():
+            with nullcontext() if adapter is None else _applied(model, adapter):
                 rows = self.graphs(encode, modality, tensors) if is_recordable else encode(modality, tensors)
         for item, made in zip(items, rows, strict=True):
             if made.shape[0] != item.range.num_embeds:
@@ -268,6 +270,14 @@ class EncoderRunner:
             groups = group_mergeable([item.kwargs for item in own], [item.modality for item in own])
             calls += [_EncoderCall([own[i] for i in ids], adapter) for ids in groups]
         return calls
+
+
+def _applied(model: Model, adapter: PackedAdapter) -> AbstractContextManager[None]:
+    """Apply an adapter to the model's encoders inside the context."""
+    from ...models.layers.row_adapter import RowGroup
+    from .adapter_store import layers_of
+
+    return layers_of(model).applied("encoder", (RowGroup(None, adapter),), None)
 
 
 def is_finite(rows: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from ...mm.rules import CAUSAL, PromptAttention
 from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
 from ...models.layers.ranks import Ranks
-from ...models.request_adapters import ModelPart
 from ..connectors.tensor_store import TensorStore
 from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_requests import LikelyTokens, PoolingRequest, SpokenPrompt, keeps_rows
@@ -40,7 +39,6 @@ from ..types import (
     StepOutput,
     TokenOutput,
 )
-from .adapter_store import AdapterStore, layers_of
 from .batch import KVCaches, ModelRows, build_batch, cross_counts
 from .cache_tensors import allocate_caches
 from .decode_graphs import DecodeGraphs
@@ -55,6 +53,10 @@ from .sampler import NOT_FINITE, SampledToken, gather_logprobs, sample_async, ve
 from .sequence_state import SequenceState
 from .staging import StagingBuffers
 from .token_outputs import pooled_output, token_output
+
+if TYPE_CHECKING:
+    from ...models.request_adapters import ModelPart
+    from .adapter_store import AdapterStore
 
 ScheduledSequence = tuple[SequenceState, ScheduledRequest]
 _SampledRows = tuple[SequenceState, range, tuple[int, ...]]  # sequence, its rows of the step that are sampled, its drafts
@@ -168,6 +170,8 @@ class ModelRunner:
 
     def load_adapter(self, folder: Path, seconds: float, resume: bool) -> LoadedAdapter | None:
         """Read an adapter for requests. Arguments, result and errors: see `AdapterStore.load`."""
+        from .adapter_store import layers_of
+
         layers = layers_of(self.model)
         assert self.adapters is not None
         with use_backends(self.kernels):
@@ -279,6 +283,8 @@ class ModelRunner:
             names = [sequence.adapter for sequence, _ in scheduled]
             groups = {part: self.adapters.groups(part, names, own, self.staging) for part, own in rows_of_part.items()}
             if any(groups.values()):
+                from .adapter_store import layers_of
+
                 layers = layers_of(model)
                 recorded = not (groups["experts"] or groups["cross"]) and self.adapters.are_recorded("decoder", names)
                 with ExitStack() as applied:
@@ -299,6 +305,8 @@ class ModelRunner:
         if not groups:
             yield
             return
+        from .adapter_store import layers_of
+
         num_rows = sum(counts) if len(sequences) > 1 else None
         with layers_of(self.model).applied("head", groups, num_rows):
             yield

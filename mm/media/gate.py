@@ -18,9 +18,7 @@ from ...callers.errors import InputError
 from ..hashing import digest
 from ..parse import MediaSource, item_errors
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
-from . import audio, chunks, image, pdf, video
-from .audio_container import has_audio
-from .audio_files import is_slow, is_streamable
+from . import chunks, image, pdf, video
 from .cut_off import cut_off
 from .image_pages import is_heif
 from .isolate import CodecRunner, codec_runner, run_inline
@@ -37,8 +35,10 @@ _IMAGE = (*(f"PIL.{name}" for name in _plugins), "PIL.ImageOps", "PIL.features",
 
 def modules(modality: str, policy: MediaPolicy) -> tuple[str, ...]:
     """Return the modules that the first item of a modality imports, so that an engine can import them before it serves."""
-    video = ("av", "av.subtitles.stream", *(("cv2",) if policy.video_backend == "opencv" else ()))
-    return {"image": _IMAGE, "video": video, "audio": ("soundfile", "soxr", "av")}.get(modality, (*_IMAGE, *video))
+    opencv = ("cv2",) if policy.video_backend == "opencv" else ()
+    video = (f"{__package__}.audio_files", "av", "av.subtitles.stream", *opencv)
+    audio = (f"{__package__}.audio", "soundfile", "soxr", "av")
+    return {"image": _IMAGE, "video": video, "audio": audio}.get(modality, (*_IMAGE, *video))
 
 
 def is_remote(source: MediaSource) -> bool:
@@ -75,10 +75,10 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
         elif source.kind == "image":
             content = image.hash_image(source.data, policy)
         elif source.kind == "audio":
-            content = audio.hash_audio(source.data)
+            content = _hash_audio(source.data)
         else:
             content, track = video.hash_video(source.data, policy), attached_audio(source.data)
-            content = content if track is None else digest(content, audio.hash_audio(track))
+            content = content if track is None else digest(content, _hash_audio(track))
         return digest("media", source.modality, source.kind, content)
 
 
@@ -98,7 +98,7 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
         elif source.kind == "image":
             header = run(image.probe_image, source.data, policy)
         elif source.kind == "audio":
-            header = run(audio.probe_audio, source.data, spec.rate, policy, spec.sound)
+            header = _probe_audio(source.data, spec, policy, run)
         else:
             header = run(video.probe_video, _blank_frames(source.data, policy, runner), spec.sampling, policy)
         if source.modality == "vision_chunk":
@@ -106,7 +106,7 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
         track = _audio_of(source, spec, policy, run)
         if track is None:
             return [header]
-        sound = runner(track, "audio")(audio.probe_audio, track, spec.rate, policy, spec.video_sound, True)
+        sound = _probe_audio(track, spec, policy, runner(track, "audio"), True)
         return [header, replace(sound, samples=len(range(sound.samples)[_samples_of_cut(spec)]))]
 
 
@@ -158,6 +158,9 @@ def audio_blocks(
     Raises:
         MediaError: the source cannot be read, is broken or cut off, or exceeds a limit. Samples before a fault were yielded.
     """
+    from . import audio
+    from .audio_files import is_streamable
+
     with error_context(source), open_local(source.data) or nullcontext() as file:
         is_first = sound.track in ("default", 0)
         streamed = file is not None and policy.decode_isolation == "thread" and is_first and is_streamable(file, policy)
@@ -230,17 +233,43 @@ def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, de
         return codec_runner(policy, data.file, True, tenant)
     slow = False
     if isinstance(data, bytes) and policy.decode_isolation != "process":
-        slow = is_heif(data) if kind == "image" else is_slow(data, kind)
-        if kind == "image" and decoding:
-            slow = slow or image.is_slow(data, policy)
-        slow = slow or (kind == "video" and is_animated_webp(data))  # Pillow's decoder holds the interpreter's lock
+        if kind == "image":
+            slow = is_heif(data) or (decoding and image.is_slow(data, policy))
+        else:
+            slow = _is_slow_sound(data, kind) or (kind == "video" and is_animated_webp(data))  # Pillow holds the GIL
     return codec_runner(policy, data, slow, tenant)
+
+
+# Models without audio need none of the modules that these functions import.
+
+
+def _is_slow_sound(data: bytes, kind: str) -> bool:
+    from .audio_files import is_slow
+
+    return is_slow(data, kind)
+
+
+def _hash_audio(data: object) -> str:
+    from .audio import hash_audio
+
+    return hash_audio(data)
+
+
+def _probe_audio(
+    data: object, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner, from_first_frame: bool = False
+) -> MediaHeader:
+    from .audio import probe_audio
+
+    sound = spec.video_sound if from_first_frame else spec.sound
+    return run(probe_audio, data, spec.rate, policy, sound, from_first_frame)
 
 
 def _decode_audio(
     data: object, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner, from_first_frame: bool = False
 ) -> AudioItem:
     """Decode an audio, or that of a video `from_first_frame` on. Warnings are written to the log."""
+    from . import audio
+
     sound = spec.video_sound if from_first_frame else spec.sound
     limits = (spec.rate, policy, spec.max_audio_samples, sound, from_first_frame)
     decoded = run(audio.decode_with_warnings, data, *limits)
@@ -269,6 +298,8 @@ def _audio_of(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, run: C
     if not spec.use_audio_in_video or source.kind != "video":
         return None
     if isinstance(source.data, bytes | bytearray | memoryview):
+        from .audio_container import has_audio
+
         return source.data if run(has_audio, bytes(source.data), policy) else None
     return attached_audio(source.data)
 

@@ -18,7 +18,6 @@ from weakref import WeakValueDictionary
 
 from ...callers.errors import InputError, typed
 from .data_url import base64_pieces, body_pieces, decoded, is_data_url, split_data_url
-from .fetch import fetch
 from .ledger import Ledger, MediaBudget
 from .policy import FrameFiles, MediaPolicy, MediaUrl, PdfPage, page_of
 
@@ -71,6 +70,8 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
         match = _SCHEME.match(text)
         scheme = match[1].lower() if match else ""
         if scheme in ("http", "https"):
+            from .fetch import fetch
+
             return fetch(text, policy, ledger)
         written = text.startswith("://", len(scheme))
         if scheme not in ("", "file") and (written or isinstance(value, MediaUrl)):
@@ -121,6 +122,8 @@ def read_head(value: object, size: int, policy: MediaPolicy) -> bytes:
         elif isinstance(value, str) and is_data_url(value):
             head = _head_of_data_url(value, size)
         elif isinstance(value, str) and is_http(value):
+            from .fetch import fetch
+
             head = fetch(trimmed(value), policy, most=min(size, _HEAD_OF_URL))
         else:
             with open_local(local_path(value)) or io.BytesIO() as file:

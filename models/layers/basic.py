@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,9 @@ from torch.nn import functional as F
 from ...kernels.linear import keeps_float16, shares_table
 from ...kernels.linear.panels import Panels, pack_panels, read_panel_rows
 from ...kernels.norm import layer_norm, norm_heads_, rms_norm
-from .row_adapter import AdapterSlot
+
+if TYPE_CHECKING:
+    from .row_adapter import AdapterSlot
 
 Converter = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
 """Splits a stored tensor into (canonical name, tensor) pairs."""

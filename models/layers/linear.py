@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,7 +24,9 @@ from ..memory_formulas import packed_weight_bytes, panel_bytes
 from .adapter import LowRank
 from .basic import EmbeddingTable, TensorModule, WeightedLayer
 from .ranks import Ranks, Rows, current_ranks
-from .row_adapter import AdapterSlot
+
+if TYPE_CHECKING:
+    from .row_adapter import AdapterSlot
 
 _deferred = ContextVar("sensorium_deferred_weights", default=False)
 _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}

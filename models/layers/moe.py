@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, product
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,9 @@ from .builder import StoredTensor
 from .linear import Linear, weights_deferred
 from .mlp import GatedMlp, PlainMlp, gated_mlp_bytes
 from .ranks import current_ranks
-from .row_adapter import ExpertSlot
+
+if TYPE_CHECKING:
+    from .row_adapter import ExpertSlot
 
 _NUMBERED_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 """Mixtral's names of an expert's layers."""

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
+HTML_BOX = "data-bbox"
+"""The attribute that distinguishes HTML with boxes from JSON."""
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 
 

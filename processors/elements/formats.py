@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 
 from . import location_tokens
 from .bracket_boxes import IS_LAYOUT, find_bracket_boxes
-from .element import Element, ImageScale
+from .element import HTML_BOX, Element, ImageScale
 from .html_boxes import find_html_boxes
 from .json_places import find_json
 from .markdown_boxes import COMMENT, find_comments, find_pictures
-from .tables import MAX_CELLS, read_table
+from .tables import read_table
 from .tagged import BOX_REF, BOX_REF_MD, OBJECT_REF_BOX, REF_BOX, REF_DET, find_tagged
 
-MAX_ELEMENTS = 10_000
-MAX_CHARACTERS = 1_000_000  # of an answer; the rest is not searched
-HTML_BOX = "data-bbox"
-"""The attribute that distinguishes HTML with boxes from JSON."""
 _OTSL_STARTS = ("<fcel>", "<ecel>", "<ched>", "<rhed>", "<srow>")
-MAX_LABEL = 200  # characters; several elements share a label
 
 Finder = Callable[[str, ImageScale], Iterable[Element]]
 
@@ -69,51 +63,4 @@ FORMATS: Mapping[str, Finder] = {
 NUMBERED: Mapping[str, Callable[[str, Sequence[ImageScale]], Iterable[Element]]] = {
     "point_groups": location_tokens.find_point_groups,
 }
-"""Formats that say which image, or which second of a video, an element is in."""
-
-
-def located_modalities(markup: str) -> tuple[str, ...]:
-    """Return the modalities of the items in which the elements of a format can be."""
-    return ("image", "video") if markup in NUMBERED else ("image",)
-
-
-@dataclass(frozen=True)
-class MarkedText:
-    """An answer with its special tokens, and the image that it is about.
-
-    Args:
-        format: key of FORMATS or of NUMBERED.
-        source: the text, or a function that decodes it. Pickles hold the text.
-        images: the images of the prompt. With several, there are no elements, unless the format says which image they are in.
-            With several videos, there are none.
-    """
-
-    format: str
-    source: str | Callable[[], str]
-    images: tuple[ImageScale, ...] = ()
-
-    def elements(self) -> tuple[Element, ...]:
-        """Return the elements of the answer. Text that cannot be decoded or parsed gives none."""
-        several = len(self.images) > 1 and any(element.is_video for element in self.images)
-        if not self.images or several or (len(self.images) > 1 and self.format not in NUMBERED):
-            return ()
-        text, located, room = self.text[:MAX_CHARACTERS], list[Element](), MAX_CELLS
-        numbered = NUMBERED.get(self.format)
-        elements = FORMATS[self.format](text, self.images[0]) if numbered is None else numbered(text, self.images)
-        for element in islice(elements, MAX_ELEMENTS):
-            located.append(replace(element, label=element.label[:MAX_LABEL], cells=element.cells[:room]))
-            room -= len(located[-1].cells)
-        return tuple(located)
-
-    @property
-    def text(self) -> str:
-        """The text; "" if it cannot be decoded."""
-        if isinstance(self.source, str):
-            return self.source
-        try:
-            return self.source()
-        except Exception:  # tokenizers raise exceptions of many types
-            return ""
-
-    def __reduce__(self) -> tuple[type[MarkedText], tuple[object, ...]]:
-        return MarkedText, (self.format, self.text, self.images)
+"""Formats that are given all images: `marked_text.NUMBERED_FORMATS`."""

@@ -16,7 +16,7 @@ from sensorium.cli.main import main
 from sensorium.cli.ocr import SHIPPED_MODEL
 from sensorium.engine.worker.model_runner import ModelRunner
 from sensorium.processors.elements.element import Element
-from sensorium.processors.elements.formats import MarkedText
+from sensorium.processors.elements.marked_text import MarkedText
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
 from sensorium.mm.types import EncodedItem, FramePlan, ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
 from sensorium.processors.elements.element import Cell, Element, ImageScale
-from sensorium.processors.elements.formats import MarkedText
+from sensorium.processors.elements.marked_text import MarkedText
 
 
 def assert_same(left, right):

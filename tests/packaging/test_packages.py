@@ -69,6 +69,29 @@ def test_import_is_instant() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_model_imports_only_what_it_needs() -> None:
+    others = (
+        "checkpoints.formats.fp8",
+        "checkpoints.gguf.tensors",
+        "engine.core.process",
+        "engine.core.rank_executor",
+        "engine.setup.hub_download",
+        "engine.worker.adapter_store",
+        "models.audio.mel_encoder",
+        "models.fallback.fallback",
+        "models.request_adapters",
+        "models.text.eagle3",
+        "pipelines.embed",
+        "pipelines.transcribe",
+        "processors.elements.formats",
+    )
+    code = "import sys; from sensorium import LLM; llm = LLM('tiny-vl'); llm.close()\n"
+    code += "print(*(name.removeprefix('sensorium.') for name in sys.modules if name.startswith('sensorium.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "engine.engine" in done.stdout.split()
+    assert sorted({*others} & {*done.stdout.split()}) == []
+
+
 @pytest.mark.parametrize("name", sensorium.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(sensorium, name) is not None

@@ -21,7 +21,7 @@ from sensorium.benchmarks import seams
 from sensorium.callers.errors import InputError, MediaError
 from sensorium.engine.frontend.request_handle import notify
 from sensorium.engine.frontend.serve import serve
-from sensorium.mm.media import gate
+from sensorium.mm.media import audio, gate
 from sensorium.mm.media.audio import decode_audio
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.parse import MediaSource
@@ -269,13 +269,13 @@ def test_the_text_before_a_fault_is_kept(llm: LLM, tmp_path: Path, monkeypatch: 
     samples, _ = make_audio(1, 3.0)
     soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
     (whole,) = heard(llm, tmp_path / "a.wav")
-    real = gate.audio.audio_blocks
+    real = audio.audio_blocks
 
     def break_off(*args: Any) -> Any:
         yield from (part.clone() for part in next(real(*args))[: 2 * RATE].split(RATE))
         raise InputError("it is broken here")
 
-    monkeypatch.setattr(gate.audio, "audio_blocks", break_off)
+    monkeypatch.setattr(audio, "audio_blocks", break_off)
     broken, other = heard(llm, [tmp_path / "a.wav", b"none"])
     assert broken.error.message == "it is broken here"
     assert (broken.error.index, broken.duration) == (0, 2.0)

@@ -16,7 +16,7 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 from sensorium.callers.errors import ConfigError, ErrorInfo
 from sensorium.processors.elements.element import Element
-from sensorium.processors.elements.formats import MarkedText
+from sensorium.processors.elements.marked_text import MarkedText
 from sensorium.server.config import ServerConfig
 from sensorium.server.parsers.reasoning import FORMATS, ReasoningFormat
 from waiting import assert_idle, wait_until

@@ -19,7 +19,7 @@ from sensorium.engine.scheduler.repetition import find_loop
 from sensorium.engine.types import Logprob, TokenOutput
 from sensorium.mm.types import ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
 from sensorium.processors.elements.element import ImageScale
-from sensorium.processors.elements.formats import MarkedText
+from sensorium.processors.elements.marked_text import MarkedText
 
 
 class Letters:

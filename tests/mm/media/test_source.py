@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from sensorium.callers.errors import ConfigError, InputError
-from sensorium.mm.media import data_url, gate, source
+from sensorium.mm.media import data_url, fetch, gate
 from sensorium.mm.media.ledger import MediaBudget
 from sensorium.mm.media.policy import FrameFiles, MediaPolicy, MediaUrl
 from sensorium.mm.media.source import read
@@ -48,14 +48,14 @@ def test_every_form_gives_bytes(folder):
 
 
 def test_urls_are_fetched(monkeypatch):
-    monkeypatch.setattr(source, "fetch", lambda url, policy, ledger: url.encode())
+    monkeypatch.setattr(fetch, "fetch", lambda url, policy, ledger: url.encode())
     assert read("http://a.example/x", "image", POLICY) == b"http://a.example/x"
     assert read(MediaUrl("HTTPS://a.example/x"), "image", POLICY) == b"HTTPS://a.example/x"
 
 
 @pytest.mark.parametrize("around", [" {}", "{} ", "\n\t{}\r\n", "\0 {}"])
 def test_urls_lose_spaces_at_their_ends_and_paths_keep_them(folder, monkeypatch, around):
-    monkeypatch.setattr(source, "fetch", lambda url, policy, ledger: url.encode())
+    monkeypatch.setattr(fetch, "fetch", lambda url, policy, ledger: url.encode())
     for url in ("http://h/a.png", "HTTPS://h/a b.png"):
         for value in (around.format(url), MediaUrl(around.format(url))):
             assert read(value, "image", MediaPolicy()) == url.encode()

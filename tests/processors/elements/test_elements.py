@@ -5,7 +5,8 @@ import pickle
 import pytest
 from sensorium.processors.elements import tagged
 from sensorium.processors.elements.element import Cell, ImageScale
-from sensorium.processors.elements.formats import FORMATS, MAX_CHARACTERS, MAX_ELEMENTS, MAX_LABEL, MarkedText
+from sensorium.processors.elements.formats import FORMATS, NUMBERED
+from sensorium.processors.elements.marked_text import MAX_CHARACTERS, MAX_ELEMENTS, MAX_LABEL, NUMBERED_FORMATS, MarkedText
 from sensorium.processors.elements.tables import MAX_CELLS
 
 SCALE = ImageScale((100, 200), (50, 100))  # height, width
@@ -101,6 +102,7 @@ def test_an_answer_that_is_one_table():
 def test_every_format_has_a_case():
     others = {"pairs_in_text", "point_tags", "pointing_tags", "xy_tokens", "corner_tokens"}
     assert {form for form, *_ in BOXES} | others == set(FORMATS)
+    assert set(NUMBERED) == NUMBERED_FORMATS
 
 
 SPANS = [
