@@ -94,7 +94,7 @@ _TEXT_STACKS = (
     "IQuestCoder", "KimiLinear", "InternLM3", "Jais2", "Lfm2", "Lfm2Moe", "Llama", "Llama4", "Mamba", "Mamba2", "Ministral",
     "Ministral3", "Mistral", "Mistral4", "Mixtral", "Nemotron", "NemotronH", "OPT", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid",
     "Phi3", "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3",
-    "SolarOpen", "StableLm", "Starcoder2", "Step3Text", "Step3p5", "VaultGemma", "Youtu",
+    "SolarOpen", "StableLm", "Starcoder2", "Step3Text", "Step3p5", "VaultGemma", "Youtu", "DeepseekV32", "GlmMoeDsa",
 )  # fmt: skip
 _PLAIN_STACKS = [stack for stack in _TEXT_STACKS if stack not in ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified")]
 """Stacks whose name without `Text` is not that of a model with encoders."""

@@ -84,6 +84,9 @@ def _undivided_layers(decoder: object, ranks: Ranks, architecture: str) -> str |
     sources = ((number, getattr(layer.mixer, "source", None)) for number, layer in enumerate(layers))
     if any(source is not None and not any(number in part and source in part for part in parts) for number, source in sources):
         return f"layers of {architecture} read the KV cache of layers that another process would hold"
+    indexers = (getattr(layers[part[0]].mixer, "indexer", None) for part in parts)
+    if any(indexer is not None and indexer.shared for indexer in indexers):
+        return f"layers of {architecture} attend to keys that a layer of another process would select"
     return None
 
 

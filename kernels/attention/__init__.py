@@ -46,6 +46,11 @@ def paged_attention(
     return attended
 
 
+def write_cache(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
+    """Write this step's keys and values to the cache without attention. Arguments: as in `paged_attention`."""
+    implementation("attention", k.device, k.dtype, k.shape[2]).write_cache(k, v, kv_cache, meta)
+
+
 def attention_weights(
     q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, request: int, heads: Sequence[int], scale: float
 ) -> Tensor:

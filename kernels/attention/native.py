@@ -8,6 +8,7 @@ from torch import Tensor
 from ..metadata import AttentionMetadata
 from ..native import call, contiguous_heads
 from . import sdpa
+from .reference import write_cache as write_cache
 
 _NATIVE_QUANT = {torch.int8: 1, torch.uint8: 2}
 

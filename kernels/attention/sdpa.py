@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from .. import kv_quant
 from ..metadata import AttentionMetadata, DecodeGroup
 from . import reference
-from .reference import apply_soft_cap, dequantized, softmax, write_cache
+from .reference import apply_soft_cap, dequantized, softmax
+from .reference import write_cache as write_cache
 
 
 def paged_attention(

@@ -316,7 +316,7 @@ def _write_kernel(k_ptr, v_ptr, k_out_ptr, v_out_ptr, slot_ptr, k_stride, v_stri
         tl.store(v_out_ptr + slot * SIZE + at, tl.load(v_ptr + row * v_stride + at, mask=mask), mask=mask)
 
 
-def write(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
+def write_cache(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
     """Write k and v as `reference.write_cache` does, skipping negative slots."""
     if is_quantized(kv_cache):
         assert v is not None, "a quantised cache has keys and values"
@@ -343,7 +343,7 @@ def paged_attention(
 ) -> Tensor:
     """Compute `attention.paged_attention`."""
     if k is not None:
-        write(k, v, kv_cache, meta)
+        write_cache(k, v, kv_cache, meta)
     return attend(q, kv_cache, meta, scale, soft_cap, sinks)
 
 

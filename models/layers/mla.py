@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import paged_attention
+from ...kernels.attention.selected import selected_attention
 from ...kernels.linear import LinearWeight, linear, pack
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.rope import rotate_
@@ -22,7 +23,11 @@ from ..memory_formulas import OpBytes, packed_weight_bytes
 from ..text.rope import CosSin
 from ..text.spec import LatentSpec
 from .basic import Norm, TensorModule, WeightedLayer
+from .indexer import Indexer, indexer_bytes, selected_bytes
 from .linear import Linear
+
+SELECTION = "selection"
+"""Key in `AttentionMetadata.backend_cache` of the keys that the last indexer selected in this step."""
 
 
 class LatentUpProjection(WeightedLayer):
@@ -78,8 +83,19 @@ class LatentAttention(TensorModule):
         self.kv_up = LatentUpProjection(spec, dtype, device)
         self.out = Linear(spec.heads * spec.value_dim, {"o_proj": hidden}, spec.bias, dtype, device)
         self.cache_spec = CacheSpec("latent", 1, cached, dtype)
+        has_indexer = spec.indexer is not None and not spec.indexer.shared
+        self.indexer = Indexer(hidden, spec, dtype, device) if has_indexer else None
+        self.further_caches = () if self.indexer is None else (self.indexer.cache_spec,)
 
-    def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cos_sin: CosSin | None,
+        cache: Tensor,
+        attn: AttentionMetadata,
+        *index: tuple[Tensor, AttentionMetadata],
+    ) -> Tensor:
+        """Attend. `index`: cache and metadata of the indexer's keys, if the layer has an indexer."""
         c, down = self.spec, self.down(x)
         query_in = x if self.q_a_layernorm is None else self.q_a_layernorm(down[:, : c.query_latent].contiguous())
         q = self.query(query_in).view(len(x), c.heads, -1)  # [rows, heads, nope_dim + shared_dim]
@@ -91,8 +107,15 @@ class LatentAttention(TensorModule):
         if cos_sin is not None and cos_sin.query_scale is not None:
             q.mul_(cos_sin.query_scale.to(q.dtype)[:, None, None])
         q = torch.cat((self.kv_up.absorb(q[..., : c.nope_dim]), q[..., c.nope_dim :]), -1)
-        attended = paged_attention(q, row, None, cache, attn, c.scale)[..., : c.latent]
-        return self.out(self.kv_up(attended).flatten(1))
+        for index_cache, index_attn in index:
+            assert self.indexer is not None
+            assert cos_sin is not None
+            attn.backend_cache[SELECTION] = self.indexer.select(x, query_in, cos_sin, index_cache, index_attn)
+        if c.indexer is None:
+            attended = paged_attention(q, row, None, cache, attn, c.scale)
+        else:
+            attended = selected_attention(q, row, cache, attn, attn.backend_cache[SELECTION], c.scale)
+        return self.out(self.kv_up(attended[..., : c.latent]).flatten(1))
 
 
 def latent_attention_bytes(hidden: int, a: LatentSpec, ops: OpBytes) -> int:
@@ -102,6 +125,7 @@ def latent_attention_bytes(hidden: int, a: LatentSpec, ops: OpBytes) -> int:
     down, query = ops.linear_result(latent + cached, rows), latent * s  # the down projection, and the queries' normed part
     base = down + query + cached * s  # with the cached row
     attended = base + absorbed * (2 if ops.fused("attention") else 3)  # queries and results; torch's kernel may copy them
+    index = absorbed + indexer_bytes(hidden, a, ops)
     value, values = ops.linear_result(a.value_dim, rows), a.heads * a.value_dim * s
     return max(
         ops.linear(hidden, latent + cached, rows),
@@ -112,7 +136,8 @@ def latent_attention_bytes(hidden: int, a: LatentSpec, ops: OpBytes) -> int:
         # queries of each head carried to the cached rows' space; then stacked; then joined with their rotated part
         base + q + a.heads * (ops.linear_result(a.latent, rows) + a.latent * s) + ops.linear_result(a.nope_dim, rows),
         base + q + a.heads * a.latent * s + absorbed,
-        attended,
+        attended + selected_bytes(a, ops),
+        base + index,
         base + 2 * absorbed + a.heads * value + max(values, ops.linear_result(a.latent, rows)),  # values by head, then stacked
         base + 2 * absorbed + values + ops.linear(a.heads * a.value_dim, hidden, rows),
     )

@@ -8,7 +8,7 @@ from typing import Any
 from ...callers.errors import ConfigError
 from ...checkpoints.config import positive_int, positive_number
 from .rope import scaling_type, yarn_mscale
-from .spec import AttentionSpec, LatentSpec, RopeSpec, chunked_sections, interleaved_sections
+from .spec import AttentionSpec, IndexerSpec, LatentSpec, RopeSpec, chunked_sections, interleaved_sections
 from .stack import Stack
 
 _MAX_HEAD_DIM = 1 << 14
@@ -176,7 +176,32 @@ def latent_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> LatentSpec
         rope=rope,
         bias=bool(text.get("attention_bias", False)),
         unrotated_dim=0 if rope is not None else shared_dim,
+        indexer=_indexer_spec(text, stack, layer) if text.get("index_topk") else None,
     )
+
+
+def _indexer_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> IndexerSpec:
+    """Read which keys a layer attends to. ConfigError if the first layer has no indexer, or queries are not compressed."""
+    if not text.get("q_lora_rank"):
+        raise ConfigError("index_topk in config.json needs q_lora_rank; set it, or index_topk to null")
+    if not _is_rotated(text, stack, layer):
+        raise ConfigError("index_topk in config.json needs rotary positions; set it to null")
+    shared = _shares_keys(text, layer)
+    if shared and not layer:
+        raise ConfigError("indexer_types in config.json must begin with a layer that selects keys (full)")
+    heads, dim, top_k = (positive_int(text, key) for key in ("index_n_heads", "index_head_dim", "index_topk"))
+    if dim < text["qk_rope_head_dim"]:
+        raise ConfigError(f"index_head_dim {dim} in config.json is below qk_rope_head_dim {text['qk_rope_head_dim']}")
+    return IndexerSpec(heads, dim, top_k, stack.index_interleaved, shared)
+
+
+def _shares_keys(text: Mapping[str, Any], layer: int) -> bool:
+    """Return whether a layer takes the keys of an earlier one: by a list, by a pattern of letters, or at an interval."""
+    kinds = text.get("indexer_types") or text.get("index_topk_pattern")
+    if kinds:
+        return str(kinds[layer]) in ("shared", "S")
+    interval, first = max(text.get("index_topk_freq") or 1, 1), text.get("index_skip_topk_offset", 2)
+    return bool(max(layer - first + 1, 0) % interval)
 
 
 def _window(text: Mapping[str, Any], layer: int) -> int | None:

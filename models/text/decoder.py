@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from itertools import islice
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ..interface import CacheSpec, ForwardBatch, HiddenCapture, StepLimits
 from ..layers.adapter import NO_ADAPTERS, AdapterBytes
 from ..layers.basic import AddResidual, EmbeddingTable, Norm, Scale, ScaledNorm, TensorModule
 from ..layers.builder import StoredTensor
+from ..layers.indexer import kept_bytes
 from ..layers.kda import KimiDeltaAttention, kda_bytes
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
@@ -87,6 +89,11 @@ def modules_of_all_ranks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from module.layers[0].named_modules(prefix=path)
 
 
+def _caches_of(mixer: nn.Module) -> Sequence[CacheSpec]:
+    """Return the formats of a mixer's caches: keys and values or a state, and those of an indexer."""
+    return (cast(CacheSpec, mixer.cache_spec), *getattr(mixer, "further_caches", ()))
+
+
 Mixer = (
     DecoderAttention | LatentAttention | ShortConv | GatedDeltaNet | KimiDeltaAttention | Mamba1 | Mamba2 | LightningAttention
 )
@@ -144,7 +151,7 @@ class DecoderLayer(TensorModule):
         Args:
             cache, attn: of the first mixer. A layer without mixers does not read them.
             per_layer: the layer's second input `[rows, dim]`.
-            more: cache and metadata of each further mixer.
+            more: cache and metadata of each further cache of the mixers, in order.
         """
         if self.mixers:
             normed = self._normed(x, add, 0)
@@ -167,9 +174,12 @@ class DecoderLayer(TensorModule):
         return add
 
     def _mix(self, normed: Tensor, cos_sin: CosSin | None, *caches: tuple[Tensor, AttentionMetadata]) -> Tensor:
-        first, *others = (mixer(normed, cos_sin, *cache) for mixer, cache in zip(self.mixers, caches, strict=True))
-        for other in others:
-            first.add_(other)
+        first, left = None, iter(caches)
+        for mixer in self.mixers:
+            cache, *more = islice(left, len(_caches_of(mixer)))
+            out = mixer(normed, cos_sin, *cache, *more)
+            first = out if first is None else first.add_(out)
+        assert first is not None
         return self.after_attention(first) if self.adjusts_outputs and not self.parallel else first
 
     def _normed(self, x: Tensor, add: Tensor | None, part: int) -> Tensor:
@@ -222,11 +232,11 @@ class Decoder(TensorModule):
             source = getattr(layer.mixer, "source", None)
             first = len(self.cache_specs) if source is None else self.cache_of_layer[source]
             self.cache_of_layer.append(first if module.mixers else 0)
-            self.cache_specs += [mixer.cache_spec for mixer in module.mixers if source is None]
+            self.cache_specs += [spec for mixer in module.mixers if source is None for spec in _caches_of(mixer)]
         paths = (f"layers.{number}" for number in range(len(layers)) if number not in self.local_layers)
         experts = (f"{path}.{name}" for path, module in self.named_modules() for name in getattr(module, "absent", ()))
         self.absent = frozenset((*paths, *experts))
-        self.further_mixers = [range(1, len(module.mixers)) for module in layers]
+        self.further_caches = [range(1, sum(len(_caches_of(mixer)) for mixer in module.mixers)) for module in layers]
         self.rotaries = [Rotary(rope, device) for rope in spec.ropes]
         scales = {a.temperature: None for a in spec.attentions if isinstance(a, AttentionSpec) and a.temperature}
         self.temperatures = [Temperature(growth, interval) for growth, interval in scales]
@@ -281,7 +291,7 @@ class Decoder(TensorModule):
                 if batch.cross_mask is not None:
                     add = layer(x, add, batch.cross_rows, batch.cross_mask, batch.kv_caches[cache], batch.attn[cache])
                 continue
-            first_cache, *more = ((batch.kv_caches[cache + j], batch.attn[cache + j]) for j in (0, *self.further_mixers[i]))
+            first_cache, *more = ((batch.kv_caches[cache + j], batch.attn[cache + j]) for j in (0, *self.further_caches[i]))
             add = layer(x, add, cos_sin[self.rope_of_layer[i]], *first_cache, batch.modality_ids, per_layer[i], *more)
             _capture(batch.hidden_captures, i + 1, x, add)
             if batch.embed_index is not None and i in levels:
@@ -396,6 +406,7 @@ def decoder_bytes(
     step = 8 + 8 * c.rope_axes + 8 + 40 + row  # ids, positions, slots, bounds and block tables, x
     step += (encoders and not c.cross_attentions) * (8 + (1 + len(c.deepstack)) * row)  # indices and content of encoder rows
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
+    step += max((kept_bytes(a, limits) for a in c.attentions if isinstance(a, LatentSpec)), default=0)  # selected keys
     mixers = [[_part_bytes(c.hidden_size, mixer, ops, in_mixers) for mixer in layer.mixers] for layer in c.layers]
     normed = [row * (layer.norms[0] is not None or layer.norms[2] is not None) for layer in c.layers]
     attention = added + max(

@@ -101,6 +101,24 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class IndexerSpec:
+    """The choice of keys that a latent attention layer attends to (arXiv 2512.02556).
+
+    Args:
+        heads, dim: of the queries that score keys.
+        top_k: number of keys that each row attends to.
+        interleaved: as in RopeSpec, for these queries and their keys.
+        shared: the layer attends to the keys that the nearest earlier layer with an indexer selected, and has none.
+    """
+
+    heads: int
+    dim: int
+    top_k: int
+    interleaved: bool
+    shared: bool = False
+
+
+@dataclass(frozen=True)
 class LatentSpec:
     """Multi-head latent attention (arXiv 2405.04434): the cache holds `latent + shared_dim` numbers per token for all heads.
 
@@ -111,6 +129,7 @@ class LatentSpec:
         unrotated_dim: how many numbers of a key all heads share, if they are not rotated.
         bias: the down projections and the output projection have a bias.
         eps: epsilon of the norms after the down projections.
+        indexer: selects the keys that a row attends to; None: it attends to all.
     """
 
     heads: int
@@ -123,6 +142,7 @@ class LatentSpec:
     bias: bool = False
     eps: float = 1e-6
     unrotated_dim: int = 0
+    indexer: IndexerSpec | None = None
 
     @property
     def shared_dim(self) -> int:

@@ -42,6 +42,7 @@ class Stack:
         refused: keys of config.json that must be false, because the feature is not implemented for this stack.
         fixed: keys of config.json that must have this value; the stack implements no other.
         equal: pairs of keys of config.json whose values must be equal, if the first key is set.
+        index_interleaved: as `interleaved` of IndexerSpec.
         bidirectional: value of `use_bidirectional_attention` with which all tokens of a text attend to each other; None: the
             stack does not read that key.
     """
@@ -84,4 +85,5 @@ class Stack:
     refused: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     equal: tuple[tuple[str, str], ...] = ()
+    index_interleaved: bool = False
     bidirectional: bool | str | None = None

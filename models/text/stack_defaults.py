@@ -339,6 +339,27 @@ KIMI_LINEAR = DEEPSEEK3 | {
     "linear_num_heads": 32,
     "linear_conv_kernel_dim": 4,
 }
+DEEPSEEK32 = DEEPSEEK3 | {
+    "max_position_embeddings": 163840,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+}
+GLM_MOE_DSA = DEEPSEEK32 | {
+    "vocab_size": 154880,
+    "hidden_size": 6144,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 78,
+    "num_attention_heads": 64,
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "n_group": 1,
+    "topk_group": 1,
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+    "index_n_heads": 32,
+}
 YOUTU = DEEPSEEK3 | {
     "vocab_size": 128256,
     "hidden_size": 2048,

@@ -204,6 +204,8 @@ STACKS: Mapping[str, Stack] = {
     ),
     "deepseek_v2": Stack(defaults.DEEPSEEK2, interleaved=True, router={"group_score": "max"}),
     "deepseek_v3": _deepseek3,
+    "deepseek_v32": replace(_deepseek3, defaults=defaults.DEEPSEEK32, mtp=None),
+    "glm_moe_dsa": replace(_deepseek3, defaults=defaults.GLM_MOE_DSA, mtp=None, index_interleaved=True),
     "kimi_k2": _deepseek3,
     "kimi_linear": Stack(
         defaults.KIMI_LINEAR,

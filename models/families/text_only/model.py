@@ -69,6 +69,8 @@ class TextModel(TakesNoItems, DecoderModel):
             isinstance(layer.mixer, AttentionSpec) and layer.mixer.chunked for layer in spec.layers
         ):
             raise ConfigError("is_causal in config.json is false, which is not defined for attention within chunks")
+        if attends_to_all(config, stack) and any(getattr(layer.mixer, "indexer", None) for layer in spec.layers):
+            raise ConfigError("is_causal in config.json is false, which is not supported with index_topk; set it to true")
         super().__init__(spec, dtype, device)
         self.pooling = pooling_mode(config, "lasttoken")
         self.renames = stack.renames

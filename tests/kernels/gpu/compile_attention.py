@@ -40,7 +40,7 @@ def attend(
     width = dim if codes is None else kv_quant.bytes_per_head(kv_heads, dim)
     cache = torch.empty(planes, 4, meta.block_size, kv_heads, width, dtype=codes or dtype)
     k = torch.empty(meta.num_rows, kv_heads, dim, dtype=dtype)
-    attention.write(k, k if planes == 2 else None, cache, meta)
+    attention.write_cache(k, k if planes == 2 else None, cache, meta)
     scores = torch.empty(q_heads) if sinks else None
     attention.attend(torch.empty(meta.num_rows, q_heads, dim, dtype=dtype), cache, meta, dim**-0.5, cap, scores)
 

@@ -206,7 +206,7 @@ def test_write(planes: int, dtype: torch.dtype) -> None:
     write_cache(k, v, expected, meta)
     expected.flatten(1, 2)[:, meta.slot_mapping[3]] = cache.flatten(1, 2)[:, meta.slot_mapping[3]]
     meta.slot_mapping[3] = -1
-    attention.write(k, v if planes == 2 else None, cache, meta)
+    attention.write_cache(k, v if planes == 2 else None, cache, meta)
     assert torch.equal(cache, expected)
 
 
