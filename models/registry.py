@@ -115,6 +115,7 @@ _NAMES: dict[str, str] = {
     "audioflamingo3": "AudioFlamingo3ForConditionalGeneration MusicFlamingoForConditionalGeneration",
     "aya_vision": "AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration",
     "bagel": "Bagel BagelForConditionalGeneration",
+    "bart": "BartForConditionalGeneration",
     "bee": "BeeForConditionalGeneration RForConditionalGeneration",
     "blip2": "Blip2ForConditionalGeneration",
     "cohere_asr": "CanaryForConditionalGeneration CohereAsrForConditionalGeneration",

@@ -198,6 +198,14 @@ class SupportsElements(Protocol):
 
 
 @runtime_checkable
+class SupportsEncoderText(Protocol):
+    """Additional interface of a ProcessingInfo whose model has a text encoder. Its prompts take no media."""
+
+    def encoder_item(self, ids: Sequence[int]) -> EmbeddingItem:
+        """Return the item of the encoder's token ids; InputError if there are none, too many or unknown ones."""
+
+
+@runtime_checkable
 class SupportsWholeText(Protocol):
     """Additional interface of a ProcessingInfo whose prompts are tokenised together with the text of their items."""
 

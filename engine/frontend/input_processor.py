@@ -20,7 +20,7 @@ from ...mm.tenants import tenant_of
 from ...mm.types import ItemPlan, Media, MultiModalFeature, PlaceholderRange
 from ...processors.elements.element import ImageScale
 from ...processors.elements.marked_text import MarkedText, located_modalities
-from ...processors.interface import ProcessingInfo, Span, SupportsElements
+from ...processors.interface import ProcessingInfo, Span, SupportsElements, SupportsEncoderText
 from ...processors.retokenize import PromptText, retokenize
 from ...processors.spans import MissingPlaceholderError, PromptLayout, lay_out
 from ...processors.text.chat import RenderedChat, render_chat
@@ -32,7 +32,7 @@ from .media import MultiModalProcessor, MultiModalSettings
 from .processed_prompt import ProcessedPrompt, named_item
 from .prompt_embeds import prompt_embeds_features, read_prompt_embeds
 from .prompt_text import PromptOptions, PromptTokenizer
-from .prompts import Prompt, read_prompt
+from .prompts import EncoderDecoderPrompt, Prompt, read_prompt
 
 _TEXT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds")
 
@@ -173,6 +173,8 @@ class InputProcessor:
         Raises:
             InputError: messages or parts have a wrong form, or an error of `process`.
         """
+        if isinstance(self._info, SupportsEncoderText):
+            raise InputError("this model answers prompts, not conversations; give a prompt", code="unsupported")
         if not messages:
             raise InputError("a conversation has no messages; give at least one", param="messages")
         limit = self._max_model_len if request.get("truncate_prompt_tokens") is None else None
@@ -210,6 +212,8 @@ class InputProcessor:
         if not isinstance(prompt, Mapping):
             example = '{"multi_modal_data": {"image": ...}}'
             raise InputError(f"encode_media takes prompts such as {example}, not {typed(prompt)}", param="prompts")
+        if isinstance(self._info, SupportsEncoderText):
+            raise InputError("this model takes texts only; give a prompt", code="unsupported")
         fields: dict[str, Any] = builtin_copy(prompt, "prompts", "the prompt")
         read = self._read({name: value for name, value in fields.items() if name not in _TEXT_KEYS} | {"prompt": ""})
         sources = self.media.parse(read.media, read.uuids, read.options)
@@ -350,6 +354,8 @@ class InputProcessor:
     def _read(self, prompt: object) -> Prompt:
         """Read a prompt. Raise InputError for a prompt that suits another kind of model."""
         read = read_prompt(prompt, self._max_model_len, self._max_model_len - self._max_prompt)
+        if isinstance(self._info, SupportsEncoderText):
+            return self._with_encoder_text(read, self._info)
         if isinstance(read, Prompt):
             return read
         if not self._cross_attention:
@@ -361,6 +367,23 @@ class InputProcessor:
             raise InputError('this model\'s encoder reads media only; give the text as "decoder_prompt"')
         decoder = read.decoder
         return replace(read.encoder, text=decoder.text, token_ids=decoder.token_ids, embeds=decoder.embeds)
+
+    def _with_encoder_text(self, read: Prompt | EncoderDecoderPrompt, info: SupportsEncoderText) -> Prompt:
+        """Return the decoder's prompt with the encoder's text as its item. A plain prompt is the encoder's."""
+        encoder, decoder = (read, Prompt(token_ids=[])) if isinstance(read, Prompt) else (read.encoder, read.decoder)
+        decoder = decoder or Prompt(token_ids=[])
+        for part in (encoder, decoder):
+            if part.media or part.embeds is not None:
+                param = "multi_modal_data" if part.media else "prompt_embeds"
+                raise InputError("this model takes texts only; leave out <<param>>", code="unsupported", param=param)
+        item = info.encoder_item(list(self.text.tokenize(encoder, encoder=True)[0]))
+        return replace(
+            encoder,
+            text=decoder.text,
+            token_ids=decoder.token_ids,
+            media={item.modality: [item]},
+            truncate_prompt_tokens=None,
+        )
 
     def _parse(
         self,

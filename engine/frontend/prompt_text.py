@@ -54,14 +54,17 @@ class PromptTokenizer:
         # with special tokens, an encoder-decoder model's tokenizer would write a complete answer, EOS included
         self._adds_special_tokens = info.adds_special_tokens and not needs_item
 
-    def tokenize(self, prompt: Prompt, special: bool = True) -> tuple[Sequence[int], bool]:
-        """Return the token ids of a prompt, and whether it was cut; placeholders are not expanded."""
+    def tokenize(self, prompt: Prompt, special: bool = True, encoder: bool = False) -> tuple[Sequence[int], bool]:
+        """Return the token ids of a prompt, and whether it was cut; placeholders are not expanded.
+
+        `encoder`: it is the text that an encoder reads, which has the tokenizer's special tokens.
+        """
         if prompt.token_ids is not None:
             return self.truncate(prompt, prompt.token_ids)
         text = prompt.text or ""
         if special and self.whole_text is not None:  # not for the continuation of a prompt
             text = self.whole_text.preprocess_text(text, self._tokenizer.special_tokens.get("bos_token"))
-        special = special and self._adds_special_tokens
+        special = special and (self._adds_special_tokens or encoder)
         cut = self.truncation(prompt.truncate_prompt_tokens, prompt.truncation_side)
         if cut is not None:
             _check_has_no_media(prompt)

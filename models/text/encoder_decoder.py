@@ -65,6 +65,7 @@ class CrossDecoderSpec:
         bias: norms have a bias, and the projections of attention unless attention_bias is False. qkv_bias: queries, keys and
             values have one also without it.
         gated: the MLP is `fc2(act(gate(x)) * up(x))`, and fc1 stores up and gate as one matrix.
+        post_norm: layers norm the residual stream after each part, and no norm follows the last one.
         attention_dim: numbers per head; None: `hidden_size // heads`. kv_heads: heads of keys and values; None: `heads`.
     """
 
@@ -87,6 +88,7 @@ class CrossDecoderSpec:
     attention_dim: int | None = None
     kv_heads: int | None = None
     attention_bias: bool = True
+    post_norm: bool = False
     names: CrossDecoderNames = CrossDecoderNames()
 
     @property
@@ -190,6 +192,24 @@ class CrossDecoderLayer(TensorModule, Convertible):
         return self.second(act_and_mul(self.act, hidden) if self.gated else activation(self.act, hidden))
 
 
+class PostNormCrossDecoderLayer(CrossDecoderLayer):
+    """A layer that norms the residual stream after each part (BART)."""
+
+    def forward(
+        self,
+        x: Tensor,
+        add: Tensor | None,
+        cos_sin: CosSin | None,
+        cache: Tensor,
+        attn: AttentionMetadata,
+        cross: CrossInputs,
+    ) -> Tensor:
+        """Return the residual stream after the layer. `add`: None."""
+        x = self.self_attn_layer_norm(x, self.self_attn(x, cos_sin, cache, attn))
+        x = self.encoder_attn_layer_norm(x, self.encoder_attn(x, cross))
+        return self.final_layer_norm(x, self.second(activation(self.act, self.first(x))))
+
+
 class CrossDecoder(TensorModule):
     """ForwardBatch -> normed hidden states `[rows, hidden]`. Each layer has two caches, for tokens and for encoder rows."""
 
@@ -204,8 +224,10 @@ class CrossDecoder(TensorModule):
             EmbeddingTable(c.positions + c.first_position, c.hidden_size, dtype, device) if self.has_table else nn.Identity()
         )
         self.layernorm_embedding = Norm(c.hidden_size, c.eps, True, dtype, device) if c.embed_norm else nn.Identity()
-        self.layers = nn.ModuleList(CrossDecoderLayer(c, dtype, device) for _ in range(c.layers))
-        self.layer_norm = Norm(c.hidden_size, c.eps, c.bias, dtype, device, stored=c.names.end, centered=True)
+        kind = PostNormCrossDecoderLayer if c.post_norm else CrossDecoderLayer
+        self.layers = nn.ModuleList(kind(c, dtype, device) for _ in range(c.layers))
+        end = None if c.post_norm else Norm(c.hidden_size, c.eps, c.bias, dtype, device, stored=c.names.end, centered=True)
+        self.layer_norm = end
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         c, add = self.config, None
@@ -218,8 +240,9 @@ class CrossDecoder(TensorModule):
         metas = zip(batch.attn[::2], batch.attn[1::2], strict=True)
         for number, (layer, caches, attn) in enumerate(zip(self.layers, pairs, metas, strict=True)):
             cross = CrossInputs(batch.cross_rows, caches[1], attn[1], _captures_of_layer(batch.captures, number))
-            add = layer(x, add, cos_sin, caches[0], attn[0], cross)
-        return self.layer_norm(x, add)
+            out = layer(x, add, cos_sin, caches[0], attn[0], cross)
+            x, add = (out, None) if c.post_norm else (x, out)
+        return x if self.layer_norm is None else self.layer_norm(x, add)
 
 
 def _split_gate(name: str, kind: str, tensor: Tensor) -> list[tuple[str, Tensor]]:

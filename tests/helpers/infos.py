@@ -55,11 +55,12 @@ IMAGE_OPTIONS = {
 AUDIO_OPTIONS = {"FireRedAsr2ProcessingInfo": {"means": [0.0] * 80, "inverse_std_variences": [1.0] * 80}}
 """Feature extractor JSON of families that have no defaults for it."""
 
-ITEMS = {
+ITEMS: dict[str, list[Any]] = {
     "image": [np.zeros((60, 40, 3), np.uint8), np.zeros((40, 500, 3), np.uint8)],
     "video": [(np.zeros((120, 8, 8, 3), np.uint8), {"fps": 30.0})],  # 4 s
     "audio": [(np.zeros(16_000, np.float32), 16_000)],
 }
+ITEMS["text"] = []  # of an encoder: made from the prompt
 ITEMS["vision_chunk"] = [{"type": name, name: data} for name in ("image", "video") for data in ITEMS[name]]
 
 
