@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .throughput import machine, put
+
+if TYPE_CHECKING:
+    from sensorium.pipelines.documents.confidence import Calibration
 
 SECTION = "Confidences of documents"
 NOTE = (
@@ -226,33 +229,6 @@ def words_of(pages: Sequence[ReadPicture], condition: str = "") -> NDArray[np.fl
     return np.array(words, np.float64).reshape(-1, 2)
 
 
-def fit(words: NDArray[np.float64], least: int = 150) -> list[tuple[float, float]]:
-    """Return (score, share of right words) in order: an isotonic regression (pool adjacent violators).
-
-    Args:
-        words: as `words_of` returns them.
-        least: minimum number of words per pair.
-    """
-    scores, owners, counts = np.unique(words[:, 0].round(4), return_inverse=True, return_counts=True)
-    rights = np.bincount(owners, words[:, 1])
-    pools = list[tuple[float, float, float]]()  # words, sum of their scores, number of right ones
-    for count, score, right in zip(counts.tolist(), scores.tolist(), rights.tolist(), strict=True):
-        pools.append((count, count * score, right))
-        while len(pools) > 1 and (pools[-1][2] / pools[-1][0] <= pools[-2][2] / pools[-2][0] or pools[-2][0] < least):
-            before, after = pools[-2:]
-            pools[-2:] = [(before[0] + after[0], before[1] + after[1], before[2] + after[2])]
-    shares = np.maximum.accumulate([(right + 1) / (count + 2) for count, _, right in pools])
-    means = [total / count for count, total, _ in pools]
-    return [(round(mean, 4), round(share, 4)) for mean, share in zip(means, shares.tolist(), strict=True)]
-
-
-def calibration_error(confidences: NDArray[np.float64], shares: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    """Return the expected calibration error in ten bins."""
-    bins = np.minimum((confidences * 10).astype(int), 9)
-    gaps = [abs(np.sum((confidences - shares)[bins == i] * weights[bins == i])) for i in range(10)]
-    return float(sum(gaps) / weights.sum())
-
-
 def groups(pages: Sequence[ReadPicture], kind: str) -> list[NDArray[np.float64]]:
     """Return the words of each word, line or page; see `words_of`."""
     if kind == "page":
@@ -261,11 +237,16 @@ def groups(pages: Sequence[ReadPicture], kind: str) -> list[NDArray[np.float64]]
     return lines if kind == "line" else [word[None] for line in lines for word in line]
 
 
-def tables(pages: Sequence[ReadPicture]) -> list[str]:
-    """Return the reliability of words, and the calibration errors of words, lines and pages."""
-    from sensorium.pipelines.documents.confidence import calibrated
+def tables(
+    pages: Sequence[ReadPicture],
+    calibration: Calibration,
+    conditions: Sequence[str] = CONDITIONS,
+    kinds: Sequence[str] = ("line", "page"),
+) -> list[str]:
+    """Return the reliability of words, and the calibration errors of words, and of lines and pages (`kinds`)."""
+    from sensorium.pipelines.documents.fit_calibration import calibration_error
 
-    calibrate = np.vectorize(calibrated, otypes=[float])
+    calibrate = np.vectorize(calibration, otypes=[float])
     lines = [
         "| confidence | words | mean confidence | right | words with this score | mean score | right |",
         "|---|" + "---|" * 6,
@@ -283,7 +264,7 @@ def tables(pages: Sequence[ReadPicture]) -> list[str]:
             ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| of | pages | number | right | ECE before | ECE after |", "|---|---|---|---|---|---|"]
-    for kind, condition in (*(("word", name) for name in ("", *CONDITIONS)), ("line", ""), ("page", "")):
+    for kind, condition in (*(("word", name) for name in ("", *conditions)), *((kind, "") for kind in kinds)):
         chosen = [page for page in pages if condition in page.condition]
         parts = groups(chosen, kind)
         weights, shares = np.array([len(part) for part in parts], float), np.array([part[:, 1].mean() for part in parts])
@@ -300,11 +281,12 @@ def tables(pages: Sequence[ReadPicture]) -> list[str]:
 
 def write_calibration(pages: Sequence[ReadPicture], seed: int) -> None:
     from sensorium.pipelines.documents.confidence import CALIBRATION
+    from sensorium.pipelines.documents.fit_calibration import fit
     from sensorium.pipelines.documents.lines_reader import LinesReader
 
     words = words_of(pages)
     data = {
-        "reader": LinesReader().digest,
+        "reader": LinesReader().version,
         "score": "mean of the scores of a word's characters",
         "made_by": f"python -m benchmarks.confidence --fit --pages {len(pages)} --seed {seed}",
         "pages": {name: sum(page.condition == name for page in pages) for name in CONDITIONS},
@@ -326,7 +308,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.fit:
         write_calibration(list(read_pictures(args.seed, FIT_FONTS, args.pages)), args.seed)
-    lines = tables(list(read_pictures(args.seed + 1, CHECK_FONTS, args.check)))
+    from sensorium.pipelines.documents.confidence import CALIBRATION, Calibration
+
+    calibration = Calibration(tuple((score, share) for score, share in json.loads(CALIBRATION.read_text())["knots"]))
+    lines = tables(list(read_pictures(args.seed + 1, CHECK_FONTS, args.check)), calibration)
     print("\n".join(lines))
     if args.write:
         put(SECTION, "\n".join([machine(), "", NOTE, "", *lines]))

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "codec workers that inspect pages at a time (default: one for each processor, at most 8)"
     parser.add_argument("--jobs", metavar="N", type=positive_int, help=help_text)
     help_text = "auto uses the text layers that can be trusted, always every one, never none (default: auto)"
+    help_text = "reader of printed lines: rapidocr, tesseract, or tesseract:deu+eng (default: auto, the one that is installed)"
+    parser.add_argument("--reader", metavar="NAME", default="auto", help=help_text)
+    help_text = "file with the calibration of confidences that --fit-calibration has written for the model or reader"
+    parser.add_argument("--calibration", metavar="FILE", help=help_text)
+    help_text = "measure the calibration on pages whose right text lies beside them (a.png, a.txt), and write it into this file"
+    parser.add_argument("--fit-calibration", metavar="FILE", type=Path, help=help_text)
     parser.add_argument("--text-layer", choices=("auto", "always", "never"), default="auto", help=help_text)
     help_text = "write each page, with the boxes of its blocks over it, as a PNG into this folder"
     parser.add_argument("--draw", metavar="DIR", type=Path, help=help_text)
@@ -69,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     options, items = _options(args), _items(args.files)
     if args.plan:
         return _print_plan(args, items, options)
+    if args.fit_calibration is not None:
+        return _fit_calibration(args, items, options)
     return _read(args, items, options)
 
 
@@ -108,6 +117,8 @@ def _options(args: argparse.Namespace) -> ReadOptions:
         max_pages=args.max_pages,
         question=args.question or QUESTION,
         max_tokens=args.max_tokens or ReadOptions.max_tokens,
+        reader=args.reader,
+        calibration=args.calibration,
     )
 
 
@@ -139,10 +150,10 @@ def _reader(args: argparse.Namespace, options: ReadOptions) -> PageReader:
     from ..pipelines.documents.readers import ModelReader, find_reader
 
     if not args.model:
-        return find_reader()
+        return find_reader(options)
     from ..engine.llm import LLM
 
-    return ModelReader(LLM(**engine_options(args)).engine, options.question, options.max_tokens)
+    return ModelReader(LLM(**engine_options(args)).engine, options)
 
 
 def _write(
@@ -237,11 +248,24 @@ def _progress(manifest: Manifest) -> Iterator[Callable[[OpenedDocument, Sequence
         yield count
 
 
-def _print_plan(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOptions) -> int:
-    from ..pipelines.documents.plan import plan_pages
-    from ..pipelines.documents.readers import find_reader, model_name
+def _fit_calibration(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOptions) -> int:
+    from ..pipelines.documents.fit_calibration import fit_calibration
 
-    reader = find_reader()
+    raw = replace(options, calibration=None, text_layer="never")
+    fitted = fit_calibration(items, _reader(args, raw), raw)
+    fitted.write(args.fit_calibration)
+    num_right, (before, after) = int(fitted.words[:, 1].sum()), fitted.errors
+    print_line(f"{printable(str(args.fit_calibration))}: {num_right:,} of {len(fitted.words):,} words are right")
+    print_line(f"expected calibration error: {before:.3f} before, {after:.3f} after, of pages that the fit has not seen")
+    return 0
+
+
+def _print_plan(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOptions) -> int:
+    from ..pipelines.documents.model_answers import model_name
+    from ..pipelines.documents.plan import plan_pages
+    from ..pipelines.documents.readers import find_reader
+
+    reader = find_reader(replace(options, calibration=None))
     kind: ReaderKind = "model" if args.model else reader.kind
     name = model_name(str(args.model)) if args.model else reader.name
     errors, ways = list[ErrorInfo](), Counter["Way"]()

@@ -47,6 +47,8 @@ class ReadKeywords(AdapterKeywords, total=False):
     max_tokens: int | None
     cache_salt: str | None
     convert_office: bool
+    reader: str
+    calibration: str | os.PathLike[str] | None
 
 
 class EmbedKeywords(AdapterKeywords, total=False):

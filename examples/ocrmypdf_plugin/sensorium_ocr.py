@@ -37,7 +37,7 @@ _lock = threading.Lock()  # a model reads one page after the other
 def reader_of(model: str) -> PageReader:
     """Return the reader of a process; it loads the model once."""
     options = ReadOptions()
-    return ModelReader(LLM(model).engine, options.question, options.max_tokens) if model else find_reader()
+    return ModelReader(LLM(model).engine, options) if model else find_reader(options)
 
 
 def read_image(path: Path, model: str) -> Document:

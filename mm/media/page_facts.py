@@ -82,6 +82,7 @@ class PageFacts:
         invisible: most of the text layer is drawn invisibly, as recognition programs do.
         picture_share: share of the page that its largest picture covers.
         marks: marks that the page shows outside of its text lines; None if that was not looked at.
+        num_undecoded: pictures that cannot be decoded, on a page that shows nothing.
         lines: of the text layer, in the order of the file.
         rules: horizontal and vertical lines that are drawn, if there is text.
         parts: blocks of a chapter of a book, of an HTML file or of a text file, which has no size and no lines; None for other
@@ -101,6 +102,7 @@ class PageFacts:
     invisible: bool = False
     picture_share: float = 0.0
     marks: int | None = None
+    num_undecoded: int = 0
     lines: tuple[TextLine, ...] = ()
     rules: tuple[Rule, ...] = ()
     parts: tuple[TextPart, ...] | None = None
@@ -159,6 +161,7 @@ def _facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
             invisible=bool(dark) and _is_invisible(page),
             picture_share=_picture_share(page, to_page, width, height),
             marks=marks,
+            num_undecoded=_num_undecoded(page) if not dark and marks == 0 else 0,
             lines=lines,
             rules=rules,
         )
@@ -327,6 +330,19 @@ def _picture_share(page: Any, to_page: Affine, width: float, height: float) -> f
         across, down = min(right, width) - max(left, 0.0), min(bottom, height) - max(top, 0.0)
         largest = max(largest, max(across, 0.0) * max(down, 0.0))
     return min(largest / (width * height), 1.0)
+
+
+def _num_undecoded(page: Any) -> int:
+    """Return the number of the page's pictures that cannot be decoded."""
+    from pypdfium2 import raw
+
+    count = 0
+    for item in page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=3):
+        if bitmap := raw.FPDFImageObj_GetBitmap(item):
+            raw.FPDFBitmap_Destroy(bitmap)
+        else:
+            count += 1
+    return count
 
 
 def _marks(page: Any, lines: tuple[TextLine, ...], policy: MediaPolicy, has_text: bool) -> int:

@@ -119,7 +119,7 @@ def _read(engine: Engine, job: ReadJob, items: Sequence[NamedItem], hooks: _Hook
             assert hooks.on_page is not None
             hooks.on_page(PageDone(document.source, record.number, document.num_pages, record.way, record.error))
 
-    reader = ModelReader(engine, options.question, options.max_tokens, options.cache_salt, hooks.run, job.adapter)
+    reader = ModelReader(engine, options, hooks.run, job.adapter)
     with Manifest(None if folder is None else folder.manifest) as manifest:
         reading = DocumentReader(items, reader, options, policy, manifest, tell, hooks.stop)
         for index, opened in reading.documents():

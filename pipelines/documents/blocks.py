@@ -23,8 +23,8 @@ HYPHENATED = re.compile(r"[^\W\d_]-$")
 MAX_JOINED = 256
 """Pages over which a paragraph or table goes on in one piece."""
 Source = Literal["text_layer", "reader", "model"]
-ConfidenceKind = Literal["calibrated", "token_probability"]
-"""Kind of a confidence: the expected share of right words, or the mean probability of the words' tokens."""
+ConfidenceKind = Literal["calibrated", "token_probability", "reader_score"]
+"""Kind of a confidence: the expected share of right words, the mean probability of the words' tokens, or a reader's score."""
 Way = Literal["blank", "text_layer", "draft", "reading", "unread"]
 """How a page is read. "blank": not at all, because it shows nothing. "text_layer": from the file. "draft": by a model, with the
 text layer as its draft. "reading": by a model or another reader. "unread": nothing can read it."""
@@ -58,9 +58,11 @@ class Block:
         level: of a heading, or of an item in a list of a model, from 1.
         cells: of a table.
         continues: the paragraph or table began on the page before.
-        confidence: mean confidence of its words, from 0 to 1; None if the source gives none. With the source "reader", it is
-            the expected share of right words; with "model", the mean probability of a word, which is not calibrated.
+        confidence: mean confidence of its words, from 0 to 1; None if the source gives none.
         model: name of the model or reader; "" for the text layer.
+        word_confidences: of each word (`text.split()`) that a model has written; None for a word that the answer writes in
+            another way. () if there are none, or if the lines have them.
+        is_calibrated: confidences are the expected share of right words, in place of the scores of the source.
     """
 
     kind: Kind
@@ -74,13 +76,17 @@ class Block:
     text_format: Literal["plain", "markdown"] = "plain"
     cells: tuple[Cell, ...] = ()
     continues: bool = False
+    word_confidences: tuple[float | None, ...] = ()
+    is_calibrated: bool = False
 
     @property
     def confidence_kind(self) -> ConfidenceKind | None:
         """Kind of `confidence`; None if there is none."""
         if self.confidence is None:
             return None
-        return "token_probability" if self.source == "model" else "calibrated"
+        if self.is_calibrated:
+            return "calibrated"
+        return "token_probability" if self.source == "model" else "reader_score"
 
 
 @dataclass(frozen=True)

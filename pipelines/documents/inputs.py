@@ -31,9 +31,9 @@ from .page_task import PageReader
 from .ways import RULES
 
 T = TypeVar("T")
-_OF_TEXT = ("md", "markdown", "txt", "text")
+_OF_TEXT = ("md", "markdown", "txt", "text", "html", "htm", "xhtml")
 SUFFIXES = (
-    *("pdf", "epub", "html", "htm", "xhtml", "docx", "pptx", "xlsx", "odt", "odp", "ods", "doc", "ppt", "xls", "rtf"),
+    *("pdf", "epub", "docx", "pptx", "xlsx", "odt", "odp", "ods", "doc", "ppt", "xls", "rtf"),
     *_OF_TEXT,
 )
 """Extensions of files that are read from a folder, beside those of pictures."""
@@ -90,7 +90,9 @@ def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, pol
         original = read_bytes(item.item, policy)
         data = pages_of_file(original, policy, options.convert_office)
         tenant = tenant_of(options.cache_salt)
-        text = None if not _is_text_file(data) or _names_other_kind(item.source) else _text_pages(data, policy, tenant)
+        if is_text_document(data) and not is_epub(data):
+            _check_name(item.source)
+        text = _text_pages(data, policy, tenant) if _is_text_file(data) else None
         count = _count_pages(data, policy, tenant) if text is None else text.count
         ranges = pages_within(parse_pages(options.pages), count)
         if not ranges:
@@ -118,10 +120,12 @@ def is_text_document(data: bytes) -> bool:
     return is_epub(data) or is_html(data) or is_text(data)
 
 
-def _names_other_kind(source: str) -> bool:
-    """Return whether a file has the name of a picture, PDF or office file. Text in it is then probably an error's."""
+def _check_name(source: str) -> None:
+    """Raise InputError if a file of text has the name of a picture, PDF or office file: the text is probably an error's."""
     suffix = PurePosixPath(source.partition("?")[0]).suffix[1:].lower()
-    return suffix not in _OF_TEXT and suffix in (*SUFFIXES, *MEDIA_SUFFIXES["image"])
+    if suffix not in _OF_TEXT and suffix in (*SUFFIXES, *MEDIA_SUFFIXES["image"]):
+        reason = f"it holds text, and is named .{suffix}: its source may have sent an error in place of the file"
+        raise InputError(f"{reason}; name it .txt or .html to read it all the same", code="invalid_media")
 
 
 def _is_text_file(data: bytes) -> bool:

@@ -17,6 +17,11 @@ FINISH_DOUBTS = {"length": "it was cut off at the token limit", "repetition": "i
 """The doubts about answers with these finish reasons."""
 
 
+def model_name(path: str) -> str:
+    """Return the last part of a model's path or id."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
 def tokens_of(result: Page) -> list[tuple[str, float]]:
     """Return the text and the log probability of each token of an answer."""
     answer = result.output.outputs[0]

@@ -14,6 +14,9 @@ from ..validation import check_type
 from .manifest import Ranges
 from .ways import TextLayer
 
+AUTO = "auto"
+"""Name of the reader of printed lines that is installed: RapidOCR, or else tesseract."""
+_READER = re.compile(r"auto|rapidocr|tesseract(:[\w/-]+(\+[\w/-]+)*)?")
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:(-)\s*(\d{1,9})?\s*)?")
 _LAST = 1 << 31
 LINE_CHARACTERS = 32
@@ -35,6 +38,10 @@ class ReadOptions:
         question: the prompt beside each page that a model reads, as in `ocr`.
         max_tokens: maximum number of tokens of such a page.
         cache_salt: requests with different salts share no cache.
+        reader: of printed lines: "auto" for the one that is installed, "rapidocr", "tesseract" (in English), or with languages
+            "tesseract:deu+eng". With a model, its lines are drafts and checks of the model's readings.
+        calibration: file with the calibration of confidences that `fit_calibration` has written for the model or, without one,
+            the reader.
         convert_office: office files are read through LibreOffice, which this starts with the rights of this process; else they
             are refused.
 
@@ -51,6 +58,8 @@ class ReadOptions:
     max_tokens: int | None = 4096
     cache_salt: str | None = None
     convert_office: bool = True
+    reader: str = AUTO
+    calibration: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_type("convert_office", self.convert_office, bool)
@@ -58,6 +67,11 @@ class ReadOptions:
         check_type("text_layer", self.text_layer, str)
         check_type("question", self.question, str)
         check_type("cache_salt", self.cache_salt, str, type(None))
+        check_type("reader", self.reader, str)
+        check_type("calibration", self.calibration, str, os.PathLike, type(None))
+        if not _READER.fullmatch(self.reader):
+            names = 'auto, rapidocr, tesseract, and tesseract:LANGUAGES such as "tesseract:deu+eng"'
+            raise InputError(f"<<param=>>{short_repr(self.reader)}; the known ones are {names}", param="reader")
         if self.text_layer not in get_args(TextLayer):
             names = ", ".join(get_args(TextLayer))
             raise InputError(f"<<param=>>{short_repr(self.text_layer)}; the known ones are {names}", param="text_layer")

@@ -70,6 +70,16 @@ def inner_box(box: Box) -> Box:
     return round(left + across, 2), round(top + down, 2), round(right - across, 2), round(bottom - down, 2)
 
 
+def outer_quad(box: Box) -> Quad:
+    """Return a quad whose `inner_box` is this box of a text."""
+    left, top, right, bottom = box
+    height, width = (bottom - top) / (1 - 2 * _ABOVE), (right - left) / (1 - 2 * _BESIDE)
+    side = height if right - left >= (1 - 2 * _BESIDE) * height else width
+    across, down = _BESIDE * side, _ABOVE * side
+    left, top, right, bottom = left - across, top - down, right + across, bottom + down
+    return (left, top), (right, top), (right, bottom), (left, bottom)
+
+
 def frame_of(quads: Sequence[Quad], size: tuple[int, int]) -> PageFrame:
     """Return the frame of a page with at least one line. `size`: width and height of its picture in pixels."""
     angle, quarters = _angle(quads)

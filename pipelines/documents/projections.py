@@ -151,6 +151,7 @@ def _block_fields(order: int, block: Block, scale: float) -> dict[str, Any]:
         "box_pixels": block.box and pixel_box(block.box, scale),
         "confidence": block.confidence,
         **({"confidence_kind": block.confidence_kind} if block.confidence is not None else {}),
+        **({"word_confidences": block.word_confidences} if block.word_confidences else {}),
         "source": block.source,
         "model": block.model or None,
         "lines": [_line_fields(line, scale) for line in block.lines],

@@ -151,7 +151,8 @@ class DocumentReader:
             way, reason = choose_way(facts, self.reader.kind, self.options.text_layer)
             task = PageTask(document.data, number, facts, way, reason, scale)
             if way == "blank":
-                self._finish(document, [task.record()])
+                doubt = f"{facts.num_undecoded} of its pictures cannot be decoded" if facts.num_undecoded else None
+                self._finish(document, [task.record(doubt=doubt)])
             elif way == "text_layer" and (error := self._over_limit(document, facts)) is not None:
                 self._finish(document, [task.record(error=error)])
             elif way == "text_layer":

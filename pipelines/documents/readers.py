@@ -20,15 +20,18 @@ from ...mm.media.page_facts import page_pixels
 from ...mm.media.policy import MediaPolicy
 from .answers import answer_blocks
 from .blocks import Block, PageRecord
-from .confidence import with_token_confidences
+from .confidence import load_calibration, with_token_confidences
 from .doubt import SPARE, num_characters, why_invented, why_refusal
 from .line_recognizer import LineRecognizer
 from .lines_reader import PACKAGES, LinesReader
-from .model_answers import FINISH_DOUBTS, error_of, image_of, info_of, tokens_of
+from .model_answers import FINISH_DOUBTS, error_of, image_of, info_of, model_name, tokens_of
+from .options import AUTO, ReadOptions
 from .page_task import PageReader, PageTask
+from .printed_lines import PrintedReader
 from .region_reader import RegionReader
 from .spreads import RATIOS, gutter_of
 from .stop import ReadingStopped, StopSignal
+from .tesseract_reader import TesseractReader, is_installed
 from .ways import INSTALL, ReaderKind, why_broken
 
 if TYPE_CHECKING:
@@ -62,13 +65,13 @@ class ModelReader:
     """Reads pages with `ocr`. Their drafts are their text layers, or the printed lines if the reader of lines is installed.
 
     Args:
-        question: the prompt beside each page, or a name of `TWO_STEPS`.
+        options: `question` is the prompt beside each page, or a name of `TWO_STEPS`; `reader` finds the printed lines.
         run: returns the results of tasks; None runs them in this thread.
         adapter: of the requests for all pages. Records depend on its content.
 
     Raises:
         InputError: the question names another model's prompt, or needs the reader of printed lines, which is not installed; the
-            model does not chat, or the engine sleeps or was closed.
+            calibration is not that of the model and question; the model does not chat, or the engine sleeps or was closed.
         EngineDeadError: the engine's process has ended.
     """
 
@@ -77,9 +80,7 @@ class ModelReader:
     def __init__(
         self,
         engine: Engine,
-        question: str,
-        max_tokens: int | None,
-        cache_salt: str | None = None,
+        options: ReadOptions,
         run: Callable[[list[Task[Page]]], list[Page]] | None = None,
         adapter: AdapterChoice = None,
     ) -> None:
@@ -87,15 +88,17 @@ class ModelReader:
         from ..ocr_prompts import find_prompt
         from ..two_steps import find_two_steps
 
+        question = options.question
         two_steps = find_two_steps(question, engine.ocr_prompts)  # raised before any page is read: it is no error of a page
         if two_steps is None:
             find_prompt(question, engine.ocr_prompts)
         engine.chat_options()
         engine.loop.check_ready(())
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=_LOOPS)
-        self._engine, self._options = engine, OcrOptions(question, max_tokens, params, cache_salt=cache_salt)
-        self._run = run or self._run_all
-        self._lines_reader = find_lines_reader()  # its lines are drafts, and show where the model invents text
+        params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens, repetition_detection=_LOOPS)
+        self._engine, self._run = engine, run or self._run_all
+        self._options = OcrOptions(question, options.max_tokens, params, cache_salt=options.cache_salt)
+        self._calibration = None if options.calibration is None else load_calibration(options.calibration, self.name, question)
+        self._lines_reader = find_lines_reader(options.reader)  # its lines are drafts, and show where the model invents text
         if two_steps is not None and two_steps.layout is None and self._lines_reader is None:
             reason = f"<<param=>>{question!r} takes the regions of pages from the reader of printed lines"
             raise InputError(f"{reason}; pip install 'sensorium[documents]'", param="question", code="unsupported")
@@ -104,12 +107,12 @@ class ModelReader:
             self._lease.load()
         self._regions = None
         if two_steps is not None:
-            reader, name = self._lines_reader, self.name
-            self._regions = RegionReader(engine, two_steps, self._options, self._run_leased, reader, name)
+            lines, calibration = self._lines_reader, self._calibration
+            self._regions = RegionReader(engine, two_steps, self._options, self._run_leased, lines, calibration)
 
     @property
     def recognizer(self) -> LineRecognizer | None:
-        return self._lines_reader
+        return None if self._lines_reader is None else self._lines_reader.recognizer
 
     @property
     def name(self) -> str:
@@ -130,6 +133,7 @@ class ModelReader:
             "question": self._options.question,
             "max_tokens": self._options.max_tokens,
             **({} if self._lines_reader is None else {"finder": self._lines_reader.digest}),
+            **({} if self._calibration is None else {"calibration": self._calibration.digest}),
             **{name: getattr(config, name) for name in _ENGINE_OPTIONS},
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=_plain).encode()).hexdigest()
@@ -217,7 +221,7 @@ class ModelReader:
             blocks += [_shifted(block, left / page.scale) for block in part]
             tokens += tokens_of(result)
             doubts += filter(None, (result.doubt, FINISH_DOUBTS.get(result.finish_reason or ""), why_refusal(result.text)))
-        scored, confidence = with_token_confidences(blocks, tokens)
+        scored, confidence = with_token_confidences(blocks, tokens, self._calibration)
         return page.record(scored, doubt=next(iter(doubts), None), confidence=confidence)
 
 
@@ -229,21 +233,46 @@ def _shifted(block: Block, distance: float) -> Block:
     return replace(block, box=(round(left + distance, 2), top, round(right + distance, 2), bottom))
 
 
-def model_name(path: str) -> str:
-    """Return the last part of a model's path or id."""
-    return path.rstrip("/").rpartition("/")[2]
-
-
 def _plain(value: object) -> object:
     """Return a value of an engine's option as JSON has it."""
     return dict(value) if isinstance(value, Mapping) else repr(value)
 
 
-def find_reader() -> PageReader:
-    """Return the reader that is installed."""
-    return find_lines_reader() or NoReader()
+def find_reader(options: ReadOptions) -> PageReader:
+    """Return the reader of printed lines that the options name, or that is installed; else NoReader.
+
+    Raises:
+        InputError: it is named, and not installed; or the calibration is not that of the reader.
+    """
+    reader = find_lines_reader(options.reader)
+    if options.calibration is None:
+        return reader or NoReader()
+    calibration = load_calibration(options.calibration, "none" if reader is None else reader.name)
+    if isinstance(reader, TesseractReader):
+        return TesseractReader(options.reader.partition(":")[2], calibration)
+    return LinesReader(calibration)
 
 
-def find_lines_reader() -> LinesReader | None:
-    """Return the reader of printed lines, None if it is not installed."""
-    return LinesReader() if all(find_spec(name) is not None for name in PACKAGES) else None
+def find_lines_reader(name: str = AUTO) -> PrintedReader | None:
+    """Return a reader of printed lines: RapidOCR, or tesseract if only that is installed, or the one that is named.
+
+    Args:
+        name: see `ReadOptions.reader`.
+
+    Raises:
+        InputError: it is named, and not installed.
+    """
+    kind, _, languages = name.partition(":")
+    has_rapidocr = all(find_spec(package) is not None for package in PACKAGES)
+    if kind == "tesseract":
+        return TesseractReader(languages)
+    if kind == AUTO and not has_rapidocr and is_installed():
+        try:
+            return TesseractReader()
+        except InputError as error:  # it has no data of any language
+            _log.warning("tesseract cannot be used: %s", error)
+            return None
+    if kind != AUTO and not has_rapidocr:
+        reason = f"<<param=>>{name}: RapidOCR is not installed; pip install 'sensorium[documents]'"
+        raise InputError(reason, param="reader", code="unsupported")
+    return LinesReader() if has_rapidocr else None

@@ -16,11 +16,11 @@ from ...mm.types import Media
 from ..two_steps import TwoSteps
 from .answers import kind_of, region_blocks
 from .blocks import PageRecord
-from .confidence import with_token_confidences
+from .confidence import Calibration, with_token_confidences
 from .doubt import why_refusal
-from .lines_reader import LinesReader
-from .model_answers import FINISH_DOUBTS, error_of, image_of, info_of, tokens_of
+from .model_answers import FINISH_DOUBTS, error_of, image_of, info_of, model_name, tokens_of
 from .page_task import PageTask
+from .printed_lines import PrintedReader
 from .regions import WHOLE_PAGE, layout_regions, printed_regions, region_picture, text_in
 from .stop import ReadingStopped, StopSignal
 from .ways import why_broken
@@ -61,15 +61,19 @@ class RegionReader:
         options: of the requests; the question is replaced by the prompt of each step.
         run: returns the results of tasks.
         lines_reader: reads printed lines, which are drafts on a CPU, and the regions if the model finds none itself.
-        name: of the model.
+        calibration: turns the probabilities of words into confidences.
     """
 
     engine: Engine
     two_steps: TwoSteps
     options: OcrOptions
     run: RunTasks
-    lines_reader: LinesReader | None
-    name: str
+    lines_reader: PrintedReader | None
+    calibration: Calibration | None = None
+
+    @property
+    def name(self) -> str:
+        return model_name(str(self.engine.config.model))
 
     def read(self, pages: Sequence[PageTask], policy: MediaPolicy, stop: StopSignal) -> list[PageRecord]:
         """Return the records of pages. An error of one region is the error of its page."""
@@ -185,7 +189,8 @@ class RegionReader:
             )
         except Exception as error:
             return page.record(error=info_of(error))
-        blocks, confidence = with_token_confidences(blocks, [token for result in results for token in tokens_of(result)])
+        tokens = [token for result in results for token in tokens_of(result)]
+        blocks, confidence = with_token_confidences(blocks, tokens, self.calibration)
         return page.record(blocks, doubt=found.doubt or _doubt_of(results), confidence=confidence)
 
 

@@ -9,7 +9,7 @@ from .blocks import Way
 
 TextLayer = Literal["auto", "always", "never"]
 ReaderKind = Literal["none", "lines", "model"]
-RULES = 13
+RULES = 14
 """Version of the rules: records of pages that other rules chose are not used again."""
 INSTALL = "pip install 'sensorium[documents]' for the reader of printed pages, or give a model"
 _MAX_UNPRINTABLE = 0.01  # share of the characters

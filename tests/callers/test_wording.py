@@ -19,7 +19,7 @@ from sensorium.server import wording as server
 PACKAGE = Path(wording.__file__).parents[1]
 FOLDERS = ("callers", "cli", "engine", "mm", "models", "pipelines", "processors", "server")
 ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None, max_tokens=8)
-READ = {"max_pages", "output_dir", "pages", "resume"}
+READ = {"fit_calibration", "max_pages", "output_dir", "pages", "resume"}
 ARGUMENTS = {
     "aligner",
     "draw",

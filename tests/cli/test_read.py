@@ -35,6 +35,7 @@ NO_PAGES = pdf_of({1: "<</Type/Catalog/Pages 2 0 R>>", 2: "<</Type/Pages/Kids[]/
 def no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the text layers are read, whatever is installed."""
     monkeypatch.setattr(readers, "find_spec", lambda name: None)
+    monkeypatch.setattr(readers, "is_installed", lambda: False)
 
 
 @pytest.fixture

@@ -16,11 +16,13 @@ from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents.blocks import Block, Line, PageRecord
 from sensorium.pipelines.documents.confidence import (
     CALIBRATION,
-    calibrated,
     scored_line,
+    with_calibration,
     with_token_confidences,
     word_scores,
 )
+from sensorium.pipelines.documents.confidence import RAPIDOCR as calibrated
+from sensorium.pipelines.documents.fit_calibration import calibration_error, fit
 from sensorium.pipelines.documents.lines_reader import LinesReader
 from sensorium.pipelines.documents.page_blocks import page_blocks
 from sensorium.pipelines.documents.page_task import PageTask
@@ -32,9 +34,7 @@ from benchmarks.confidence import (
     FONTS,
     ReadPicture,
     TrueWord,
-    calibration_error,
     draw_page,
-    fit,
     is_right,
     picture_of,
     words_of,
@@ -51,6 +51,7 @@ def test_the_calibration_says_where_it_is_from_and_is_monotone() -> None:
     assert all(low[0] < high[0] and low[1] <= high[1] for low, high in pairwise(knots))
     assert all(0 < share < 1 for _, share in knots)
     assert [calibrated(score) for score, _ in knots] == [share for _, share in knots]
+    assert calibrated.reader == "rapidocr"
     assert (calibrated(0.0), calibrated(2.0)) == (knots[0][1], knots[-1][1])
     (a, b), (c, d) = knots[3:5]
     assert calibrated((a + c) / 2) == pytest.approx((b + d) / 2)
@@ -59,21 +60,28 @@ def test_the_calibration_says_where_it_is_from_and_is_monotone() -> None:
 def test_words_have_the_mean_score_of_their_characters() -> None:
     assert word_scores("ab cde", (0.5, 1.0, 0.25, 0.5, 0.75)) == [0.75, 0.5]
     line = scored_line("ab cde", BOX, (0.5, 1.0, 0.25, 0.5, 0.75))
+    assert (line.word_confidences, line.confidence) == ((0.75, 0.5), 0.625)
+    (block,) = with_calibration([Block("paragraph", "ab cde", lines=(line,), source="reader")], calibrated)
+    (line,) = block.lines
     assert line.word_confidences == (round(calibrated(0.75), 4), round(calibrated(0.5), 4))
-    assert line.confidence == pytest.approx(sum(line.word_confidences) / 2, abs=1e-4)
+    assert block.confidence == line.confidence == pytest.approx(sum(line.word_confidences) / 2, abs=1e-4)
+    (same,) = with_calibration(
+        [Block("paragraph", "ab", lines=(Line("ab", BOX, 0.123456, (0.123456,)),), source="reader")], None
+    )
+    assert (block.confidence_kind, same.confidence_kind, same.confidence) == ("calibrated", "reader_score", 0.1235)
     assert scored_line("ab", BOX, ()) == Line("ab", BOX)
 
 
 def test_blocks_and_tables_have_the_mean_of_their_words() -> None:
     lines = [TextLine("one two", (0, 0, 70, 10), 10), TextLine("three", (0, 12, 50, 22), 10)]
-    (block,) = page_blocks(lines, [(1.0,) * 3 + (0.5,) * 3, (0.9,) * 5], text_order)
+    (block,) = with_calibration(page_blocks(lines, [(1.0,) * 3 + (0.5,) * 3, (0.9,) * 5], text_order), calibrated)
     words = [word for line in block.lines for word in line.word_confidences]
     assert words == [round(calibrated(score), 4) for score in (1.0, 0.5, 0.9)]
     assert block.confidence == pytest.approx(sum(words) / 3, abs=1e-4)
     row = "a 12 5"
     cuts = (LineCut(2, 20, 100), LineCut(5, 120, 200))
     rows = [TextLine(row, (0, 20 * i, 210, 20 * i + 10), 10, cuts) for i in range(4)]
-    (table,) = page_blocks(rows, [(1.0, 0.9, 0.9, 0.5)] * 4, text_order)
+    (table,) = with_calibration(page_blocks(rows, [(1.0, 0.9, 0.9, 0.5)] * 4, text_order), calibrated)
     assert table.kind == "table"
     assert [line.text for line in table.lines[:3]] == ["a", "12", "5"]
     assert [line.confidence for line in table.lines[:3]] == [round(calibrated(score), 4) for score in (1.0, 0.9, 0.5)]
@@ -94,7 +102,7 @@ def read_page(scores: list[float], monkeypatch: pytest.MonkeyPatch) -> PageRecor
     monkeypatch.setitem(reader.__dict__, "_engine", lambda pixels: result)
     task = PageTask(b"", 1, PageFacts(*size, marks=100), "reading", "", 1.0)
     monkeypatch.setattr(
-        "sensorium.pipelines.documents.lines_reader.run_isolated",
+        "sensorium.pipelines.documents.printed_lines.run_isolated",
         lambda *_: SimpleNamespace(numpy=lambda: np.full((size[1], size[0], 3), 255, np.uint8)),
     )
     (record,) = reader.read([task], MediaPolicy(), StopSignal())
@@ -138,7 +146,7 @@ def test_the_fit_is_isotonic_and_counts_its_words() -> None:
     knots = fit(words)
     assert all(low[0] < high[0] and low[1] <= high[1] for low, high in pairwise(knots))
     assert all(abs(share - score**3) < 0.08 for score, share in knots)
-    assert fit(np.array([(1.0, 1.0)] * 500 + [(1.0, 0.0)] * 500)) == [(1.0, 0.5)]
+    assert fit(np.array([(1.0, 1.0)] * 500 + [(1.0, 0.0)] * 500)) == ((1.0, 0.5),)
     (low, high) = fit(np.array([(0.2, 1.0)] * 200 + [(0.3, 0.0)] * 200 + [(0.9, 1.0)] * 200))
     assert (low, high) == ((0.25, 0.5), (0.9, round(201 / 202, 4)))
 

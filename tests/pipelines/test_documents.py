@@ -407,7 +407,7 @@ def test_the_digest_of_a_model_tells_what_changes_its_answers(tmp_path: Path) ->
         parts = {"tokenizer": SimpleNamespace(chat_template=template), "loop": loop, "chat_options": lambda: ({}, {})}
         engine = SimpleNamespace(config=config, ocr_prompts=(), **parts)
         engine.checkpoint_digests = Engine.checkpoint_digests.func(engine)  # type: ignore[arg-type]
-        return ModelReader(engine, "Read.", max_tokens).digest  # type: ignore[arg-type]
+        return ModelReader(engine, ReadOptions(question="Read.", max_tokens=max_tokens)).digest  # type: ignore[arg-type]
 
     adapter = str(tmp_path / "adapter")
     digests = [digest(), digest("another"), digest(None), digest(max_tokens=9), digest(adapter=adapter)]
@@ -569,6 +569,8 @@ def scans(number: int) -> bytes:
 class Finder:
     """Stands for the reader of printed lines, which reads this text on each page."""
 
+    recognizer = None
+
     digest = "finder 1"
 
     def __init__(self, text: str) -> None:
@@ -593,7 +595,7 @@ def read_with(
         texts.append(tokenizer.decode(list(tokens)))
         return tokens
 
-    monkeypatch.setattr(readers, "find_lines_reader", lambda: finder)
+    monkeypatch.setattr(readers, "find_lines_reader", lambda name: finder)
     monkeypatch.setattr(request_handle, "tokenize_draft", tokenize)
     with LLM(SHIPPED_MODEL, dtype="float32", batch_invariant=True, **options) as llm:
         drafter = llm.engine.loop.core.scheduler.drafts.drafter

@@ -17,6 +17,7 @@ from sensorium.pipelines.documents import readers
 from sensorium.pipelines.documents.blocks import Block, NumberCheck, PageRecord
 from sensorium.pipelines.documents.doubt import SPARE, compare_numbers, doubt_of, why_invented, why_refusal
 from sensorium.pipelines.documents.lines_reader import LinesReader
+from sensorium.pipelines.documents.options import ReadOptions
 from sensorium.pipelines.documents.page_task import PageTask
 from sensorium.pipelines.documents.projections import page_fields
 from sensorium.pipelines.documents.readers import ModelReader
@@ -229,6 +230,6 @@ def test_answers_that_end_badly_are_doubted(text: str, finish_reason: str, is_do
 
 def test_loops_of_models_are_repaired() -> None:
     with LLM(SHIPPED_MODEL) as llm:
-        detection = ModelReader(llm.engine, "Read.", 8)._options.params.repetition_detection
+        detection = ModelReader(llm.engine, ReadOptions(question="Read.", max_tokens=8))._options.params.repetition_detection
     assert detection is not None
     assert detection.repair

@@ -14,9 +14,10 @@ from PIL import Image, ImageDraw, ImageFont
 from sensorium.mm.media.page_facts import PageFacts, verticals_of
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents.blocks import Block, Line, PageRecord, table_rows
-from sensorium.pipelines.documents.lines_reader import LinesReader, ReadLine, line_parts
+from sensorium.pipelines.documents.lines_reader import LinesReader
 from sensorium.pipelines.documents.page_frame import PageFrame, Quad, frame_of, inner_box
 from sensorium.pipelines.documents.page_task import PageTask
+from sensorium.pipelines.documents.printed_lines import ReadLine, line_parts
 from sensorium.pipelines.documents.stop import StopSignal
 
 SIZE = (600, 400)

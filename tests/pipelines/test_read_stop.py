@@ -18,7 +18,7 @@ from sensorium.mm.media import isolate
 from sensorium.mm.media.isolate import run_inline
 from sensorium.mm.media.page_facts import PageFacts
 from sensorium.mm.media.policy import MediaPolicy
-from sensorium.pipelines.documents import inputs, lines_reader, read
+from sensorium.pipelines.documents import inputs, printed_lines, read
 from sensorium.pipelines.documents.blocks import PageRecord
 from sensorium.pipelines.documents.inputs import OpenedDocument, documents_of
 from sensorium.pipelines.documents.lines_reader import LinesReader
@@ -126,7 +126,7 @@ def test_the_reader_of_lines_ends_between_two_batches(monkeypatch: pytest.Monkey
             return SimpleNamespace(boxes=None, txts=None, scores=None)
 
     monkeypatch.setitem(sys.modules, "rapidocr", SimpleNamespace(RapidOCR=FakeEngine))  # type: ignore[arg-type]
-    monkeypatch.setattr(lines_reader, "run_isolated", run_inline)
+    monkeypatch.setattr(printed_lines, "run_isolated", run_inline)
     file = BytesIO()
     Image.new("RGB", (64, 64)).save(file, "png")
     task = PageTask(file.getvalue(), 1, PageFacts(64, 64), "reading", "", 1.0)

@@ -12,6 +12,7 @@ from scripted_model import ScriptedModel
 from sensorium.mm.media.page_facts import PageFacts
 from sensorium.mm.media.policy import DEFAULT_POLICY
 from sensorium.pipelines.documents import readers
+from sensorium.pipelines.documents.options import ReadOptions
 from sensorium.pipelines.documents.page_task import PageTask
 from sensorium.pipelines.documents.readers import ModelReader
 from sensorium.pipelines.documents.spreads import gutter_of
@@ -69,12 +70,12 @@ def test_noise_does_not_hide_the_gutter_and_tall_pages_have_none() -> None:
 
 
 def test_both_pages_are_read_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "find_lines_reader", lambda: None)
+    monkeypatch.setattr(readers, "find_lines_reader", lambda name: None)
     file = BytesIO()
     spread().save(file, "PNG")
     box = '[{"bbox_2d": [0, 100, 500, 200], "label": "text", "text": "%s page"}]'
     model = ScriptedModel({"Read.": [box % "left", box % "right"]}, (), "resized_json", (HEIGHT, 700), (HEIGHT, 700))
-    reader = ModelReader(model, "Read.", 64, run=model.run)  # type: ignore[arg-type]
+    reader = ModelReader(model, ReadOptions(question="Read.", max_tokens=64), run=model.run)  # type: ignore[arg-type]
     task = PageTask(file.getvalue(), 1, PageFacts(WIDTH / 2, HEIGHT / 2, marks=2000), "reading", "", 2.0)
     (record,) = reader.read([task], DEFAULT_POLICY, StopSignal())
     (_, first), (_, second) = model.requests

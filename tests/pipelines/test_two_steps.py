@@ -19,6 +19,7 @@ from sensorium.mm.media.page_facts import PageFacts, TextLine
 from sensorium.mm.media.policy import DEFAULT_POLICY
 from sensorium.pipelines.documents import readers, region_reader
 from sensorium.pipelines.documents.blocks import Block, Line, PageRecord
+from sensorium.pipelines.documents.options import ReadOptions
 from sensorium.pipelines.documents.page_task import PageTask
 from sensorium.pipelines.documents.readers import ModelReader
 from sensorium.pipelines.documents.regions import layout_regions, region_picture
@@ -93,8 +94,8 @@ def page() -> PageTask:
 def read(
     model: ScriptedModel, question: str, page: PageTask, lines: FakeLinesReader | None, monkeypatch: pytest.MonkeyPatch
 ) -> PageRecord:
-    monkeypatch.setattr(readers, "find_lines_reader", lambda: lines)
-    reader = ModelReader(model, question, 64, run=model.run)  # type: ignore[arg-type]
+    monkeypatch.setattr(readers, "find_lines_reader", lambda name: lines)
+    reader = ModelReader(model, ReadOptions(question=question, max_tokens=64), run=model.run)  # type: ignore[arg-type]
     (record,) = reader.read([page], DEFAULT_POLICY, StopSignal())
     return record
 
@@ -235,7 +236,7 @@ def test_a_random_checkpoint(
     family: str, question: str, page: PageTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its layout has no regions, so the page is read in one piece; then with regions in place of those of the layout."""
-    monkeypatch.setattr(readers, "find_lines_reader", lambda: None)
+    monkeypatch.setattr(readers, "find_lines_reader", lambda name: None)
     with LLM(build_checkpoint(tmp_path, family), max_model_len=2048, dtype="float32") as llm:
         files = [page.data, page.data[:200]]
         whole, broken = llm.read(files, question=question, max_tokens=8, use_tqdm=False)

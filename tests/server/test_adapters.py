@@ -23,6 +23,7 @@ from sensorium.cli import serve
 from sensorium.cli.wording import message_of
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.pipelines import ocr
+from sensorium.pipelines.documents.options import ReadOptions
 from sensorium.pipelines.documents.readers import ModelReader
 from sensorium.server.adapter_entries import read_adapters
 from sensorium.server.config import ServerConfig, split_options
@@ -149,7 +150,8 @@ def test_documents_are_read_with_an_adapter(served):
         assert pages[model] == [(block.text, page.way) for page in document.pages for block in page.blocks]
         assert read["failed_pages"] == [page.number for page in document.failed]
     assert pages["red"] != pages["tiny-vl"]
-    digests = {ModelReader(server.engine, "Read.", 6, adapter=adapter).digest for adapter in (None, "red")}
+    options = ReadOptions(question="Read.", max_tokens=6)
+    digests = {ModelReader(server.engine, options, adapter=adapter).digest for adapter in (None, "red")}
     assert len(digests) == 2
 
 
