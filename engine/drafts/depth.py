@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 STEP_COSTS: Mapping[str, tuple[float, ...]] = {
     "amx": (1.0, 1.0, 1.0, 1.0, 1.02, 1.05, 1.08, 1.1, 1.12, 1.14, 1.16, 1.18, 1.2, 1.22, 1.25, 1.3),
@@ -157,3 +158,17 @@ def choose_depths(slots: Sequence[Slot], num_sequences: int, rows: int, costs: S
             best, taken = speed, count
     for _, index in steps[:taken]:
         slots[-index].depth += 1
+
+
+def choose_depth(survival: Sequence[float], rows: int, costs: StepCosts, token_seconds: float) -> int:
+    """Return how many guesses to verify in a step that has to compute a prompt anyway: those that cost less than they save.
+
+    Args:
+        survival: see AcceptanceRates.
+        rows: rows of the step without guesses.
+        token_seconds: what a guess that is right saves.
+    """
+    gains = [gain for gain in survival if gain >= _LEAST]
+    prices = [costs.seconds(rows + count) - costs.seconds(rows) for count in range(1, len(gains) + 1)]
+    saved = [total * token_seconds - price for total, price in zip(accumulate(gains), prices, strict=True)]
+    return max(range(len(saved) + 1), key=lambda depth: saved[depth - 1] if depth else 0.0)

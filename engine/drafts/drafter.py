@@ -13,7 +13,7 @@ from ..speculative_config import DraftLimits
 from ..stats import DraftStats
 from ..types import EngineRequest
 from .corpus import Corpus, CorpusProposer
-from .depth import AcceptanceRates, Slot, StepCosts, choose_depths
+from .depth import AcceptanceRates, Slot, StepCosts, choose_depth, choose_depths
 from .draft_text import DraftTextProposer
 from .predicted import PredictedProposer
 from .proposer import DraftedSequence, MakeProposer, Proposer
@@ -164,6 +164,23 @@ class Drafter:
                 drafts.depth = slot.depth
         return bool(slots)
 
+    def plan_prompt(self, sequence: Drafted, rows: int) -> bool:
+        """Draft for a sequence whose next step computes the last `rows` tokens of its prompt. Return whether there are drafts.
+
+        Only the text that a request gives says how an answer begins, so the other proposers wait for the first token.
+        """
+        if not sequence.message.draft_token_ids or not self.drafts_for(sequence):
+            return False
+        assert sequence.drafts is not None
+        survival = self._propose(sequence, sequence.drafts)
+        sequence.drafts.depth = choose_depth(survival, rows, self.costs, self._token_seconds)
+        return sequence.drafts.depth > 0
+
+    @property
+    def _token_seconds(self) -> float:
+        """A token's share of the last step that decoded."""
+        return self.costs.seconds(self._num_sequences) / self._num_sequences
+
     def _propose(self, sequence: Drafted, drafts: SequenceDrafts) -> Sequence[float]:
         """Ask the proposers of a sequence, and choose the one with the most expected tokens. Return its survival."""
         drafts.proposals, drafts.chosen, drafts.depth = [], None, 0
@@ -231,8 +248,7 @@ class Drafter:
         drafts.predictions += 1
         if drafts.predictions < _TRIALS or proposer not in drafts.proposers:
             return
-        one_row = self.costs.seconds(1)
-        step = self.costs.seconds(self._num_sequences) / self._num_sequences  # a token's share of a step
+        one_row, step = self.costs.seconds(1), self._token_seconds
         survival = drafts.rates.survival(proposer.name, 0, self.limits.predicted)
         saved = accumulate(survival)
         gains = (total * step - (self.costs.seconds(1 + depth) - one_row) for depth, total in enumerate(saved, start=1))

@@ -317,7 +317,7 @@ class Scheduler:
             return  # the first one may exceed the budget
         start, spans = request.num_computed, request.spans(self.limits.prompt_attention)
         others = len(self.running) - 1  # each of them keeps a token of the budget
-        drafts = self.drafts.take(request, step.budget - others) if self.drafts.has_drafts else ()
+        drafts = self.drafts.take(request, step.budget - others)
         wanted = min(request.remaining + len(drafts), step.budget, self.limits.max_chunk)
         count = self.block_tables.end_at_window(request, self.block_tables.end_at_state(request, wanted))
         count = fit_chunk(start, count, step.budget, spans)

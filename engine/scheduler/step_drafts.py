@@ -36,7 +36,11 @@ class StepDrafts:
         """Return whether a step may guess tokens of a running sequence: not of a prompt's rest, and not if it only pools."""
         has_states = self._block_tables.has_states
         decodes = request.remaining == 1 or (has_states and request.num_computed >= request.turn_start)
-        return decodes and request.may_draft and request.message.pooling is None
+        return decodes and self._can_answer(request)
+
+    @staticmethod
+    def _can_answer(request: Request) -> bool:
+        return request.may_draft and request.message.pooling is None
 
     def may_propose(self, request: Request) -> bool:
         """Return whether a sequence that decodes may get guesses."""
@@ -58,7 +62,7 @@ class StepDrafts:
 
         `budget`: rows of the step that this sequence may take.
         """
-        if not self.has_drafts or not self._may_draft(request):
+        if not (self._plan_prompt(request, budget) or (self.has_drafts and self._may_draft(request))):
             return ()
         propose = self.propose
         if propose is None:
@@ -68,6 +72,18 @@ class StepDrafts:
         room = min(room, request.room(self._max_length) - 1, self._block_tables.room_to_state(request))
         drafts = tuple(propose(request, room))[:room] if room > 0 else ()
         return drafts if drafts and self._block_tables.grow(request, len(drafts)) else ()
+
+    def _plan_prompt(self, request: Request, budget: int) -> bool:
+        """Draft for a sequence if the step computes the rest of its prompt. Return whether there are guesses.
+
+        They ride with the prompt's last rows. With states, a wrong guess would let the next step compute these again.
+        """
+        is_last = request.remaining <= min(budget, self._limits.max_chunk) and request.num_computed < request.turn_start
+        if self.drafter is None or not is_last or self._block_tables.has_states or not self._can_answer(request):
+            return False
+        has_drafts = self.drafter.plan_prompt(request, request.remaining)
+        self.has_proposers |= has_drafts
+        return has_drafts
 
     def predicts(self, request: Request) -> bool:
         """Return False once what the worker predicts for a sequence is not proposed any more."""

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from sensorium.engine.drafts.depth import STEP_COSTS, AcceptanceRates, Slot, StepCosts, choose_depths
+from sensorium.engine.drafts.depth import STEP_COSTS, AcceptanceRates, Slot, StepCosts, choose_depth, choose_depths
 
 
 def best_depths(slots, num_sequences, rows, costs):
@@ -39,6 +39,22 @@ def test_nothing_is_verified_that_does_not_pay():
     slots = [Slot([0.4, 0.3]), Slot([0.95, 0.9])]
     choose_depths(slots, 2, 2, costs)
     assert [slot.depth for slot in slots] == [0, 2]
+
+
+@pytest.mark.parametrize("table", STEP_COSTS.values(), ids=str)
+def test_guesses_beside_a_prompt_save_more_than_they_cost(table):
+    rng = random.Random(1)
+    costs, depths = StepCosts(table), set()
+    for _ in range(50):
+        survival = list(itertools.accumulate((rng.uniform(0.3, 1) for _ in range(15)), lambda a, b: a * b))
+        rows, share = rng.randint(1, 40), rng.uniform(0.2, 1)
+        saved = [sum(survival[:depth]) * share - costs.seconds(rows + depth) + costs.seconds(rows) for depth in range(16)]
+        depth = choose_depth(survival, rows, costs, share)
+        assert survival[:depth] == [] or survival[depth - 1] >= 0.05
+        assert saved[depth] == pytest.approx(max(saved), abs=0.15), "guesses that survive less often are left out"
+        depths.add(depth)
+    assert len(depths) > 2
+    assert choose_depth([], 4, costs, 1.0) == 0
 
 
 def test_measured_costs_replace_the_table():

@@ -58,7 +58,7 @@ class History:
     def run(self, core):
         waiting = list(self.requests)
         turns = {one.request_id: random.Random(one.request_id) for one in waiting}
-        found, left = {name: [[]] for name in turns}, {}
+        found, left, prompts = {name: [[]] for name in turns}, {}, {}
         for _ in range(3000):
             while waiting and len(core.scheduler.requests) < 4:
                 core.add(waiting.pop(0))
@@ -70,9 +70,11 @@ class History:
                     del parts[len(parts) - output.num_removed :]
                 entries = output.logprobs or [None] * len(output.token_ids)
                 parts += output.token_ids if output.logprobs is None else zip(output.token_ids, entries, strict=True)
+                if output.prompt_logprobs is not None:  # with drafts, the step that ends the prompt may end the answer
+                    prompts[name] = output.prompt_logprobs
                 if output.finish_reason is None:
                     continue
-                found[name].append([output.finish_reason, output.stop_reason, output.prompt_logprobs])
+                found[name].append([output.finish_reason, output.stop_reason, prompts.pop(name, None)])
                 if name in core.scheduler.sequences:
                     left[name] = left.get(name, 0) + 1
                     self._go_on(core, name, turns[name], left[name])

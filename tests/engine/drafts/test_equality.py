@@ -177,6 +177,26 @@ def test_prefix_hits_and_preemption() -> None:
         assert llm.stats.prefix_hits > 0
 
 
+@pytest.mark.parametrize(("options", "steps"), [({}, 1), ({"max_num_batched_tokens": 16}, 3), ({"block_size": 4}, 1)], ids=str)
+@pytest.mark.parametrize("cached", [False, True])
+def test_guesses_are_verified_with_the_last_rows_of_a_prompt(options: dict[str, Any], steps: int, cached: bool) -> None:
+    """One step for all of a short answer. A prefix hit of all but the last token is such a step, too."""
+    params = SamplingParams(temperature=0.7, seed=2, max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=None)
+    prompt = {"prompt_token_ids": [5 + i % 50 for i in range(33)]}
+    more = options | {"enable_prefix_caching": cached}
+    with LLM("tiny-vl", dtype="float32", max_model_len=128, max_num_seqs=4, **more) as llm:
+        with drafting(llm, None):
+            expected = seen(llm.generate([prompt], params, use_tqdm=False))
+        with drafting(llm, free_drafter(llm.engine.info.vocab_size)):
+            before = llm.stats.steps
+            guesses = expected[0][0][0].token_ids
+            found = seen(llm.generate([prompt], replace(params, draft_text=guesses), use_tqdm=False))
+            assert llm.stats.steps - before == (1 if cached else steps)
+            assert accepted(llm) >= 7
+            wrong = replace(params, draft_text=[(guesses[0] + 1) % 50, *guesses[1:]])
+            assert found == seen(llm.generate([prompt], wrong, use_tqdm=False)) == expected
+
+
 def test_beams_have_no_drafts(llm: LLM) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=6)
     with drafting(llm, None):
