@@ -181,7 +181,8 @@ def test_the_digest_of_a_model_names_the_lines_reader(monkeypatch: pytest.Monkey
         config = SimpleNamespace(model="m", **dict.fromkeys(readers._ENGINE_OPTIONS))
         engine = SimpleNamespace(config=config, checkpoint_digests=["d"], tokenizer=SimpleNamespace(chat_template=""))
         options = SimpleNamespace(question="", max_tokens=1)
-        for key, value in {"_engine": engine, "_options": options, "_lease": None, "_lines_reader": finder}.items():
+        values = {"_engine": engine, "_options": options, "_lease": None, "_lines_reader": finder, "_calibration": None}
+        for key, value in values.items():
             monkeypatch.setattr(reader, key, value, raising=False)
         digests.add(reader.digest)
     assert len(digests) == 2
@@ -223,6 +224,7 @@ def test_answers_that_end_badly_are_doubted(text: str, finish_reason: str, is_do
         error=None, text=text, doubt=None, finish_reason=finish_reason, output=SimpleNamespace(outputs=[answer])
     )
     reader = ModelReader.__new__(ModelReader)
+    reader._calibration = None
     reader._engine = SimpleNamespace(config=SimpleNamespace(model="m"))  # type: ignore[assignment]
     task = PageTask(b"", 1, facts("", marks=900), "reading", "", 1.0)
     assert (reader._record(task, [(0, result)]).doubt is not None) is is_doubted
