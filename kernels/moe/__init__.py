@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import implementation
+from . import reference
 from .experts import Expert, RoutingConfig, Share, StackedExperts
 
 
@@ -23,6 +24,9 @@ def route(logits: Tensor, rule: RoutingConfig, correction_bias: Tensor | None = 
     """
     if rule.scoring == "sparsemixer":
         return _sparse_mixer(logits, rule)
+    if rule.group_score == "each":  # the kernel has no choice of its own for every group
+        topk_weights, topk_ids = reference.route(logits, rule, correction_bias)
+        return topk_weights, topk_ids.int() if logits.is_cuda else topk_ids
     routed: tuple[Tensor, Tensor] = implementation("moe", logits.device, logits.dtype).route(logits, rule, correction_bias)
     return routed
 

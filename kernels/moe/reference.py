@@ -32,8 +32,11 @@ def _sigmoid(x: Tensor) -> Tensor:
 
 
 def _best_groups(candidates: Tensor, rule: RoutingConfig) -> Tensor:
-    """Set the scores of experts outside the best groups to -inf."""
+    """Set the scores of experts outside the best groups to -inf, or those of all but the best of each group."""
     grouped = candidates.unflatten(1, (rule.num_expert_group, -1))
+    if rule.group_score == "each":
+        best = grouped.topk(rule.top_k // rule.num_expert_group, -1)
+        return torch.full_like(grouped, -torch.inf).scatter_(2, best.indices, best.values).flatten(1)
     counts = grouped.amax(-1) if rule.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
     best = counts.topk(rule.topk_group, -1).indices
     outside = torch.ones_like(counts, dtype=torch.bool).scatter_(1, best, False)

@@ -67,7 +67,7 @@ class DecoderAttention(TensorModule, Convertible):
         if spec.fused:
             fused = _rows(heads, dim, held), *(_rows(kv_heads, dim, held_kv, heads + i * kv_heads) for i in range(2))
             of_shard["qkv_proj"] = Rows((heads + 2 * kv_heads) * dim, [rows for part in fused for rows in part.slices])
-        heads, kv_heads = held.stop - held.start, held_kv.stop - held_kv.start
+        heads, kv_heads, self.held_kv = held.stop - held.start, held_kv.stop - held_kv.start, held_kv
         self.sent_bytes = 0 if ranks is None else heads * dim * dtype.itemsize  # see ranks.rank_traffic
         self.in_scale, self.out_scale = spec.in_scale, spec.out_scale
         self.qkv_heads, self.dim, self.gated, self.head_gate = (heads, kv_heads, kv_heads), dim, spec.gated, spec.head_gate
@@ -178,9 +178,23 @@ class DecoderAttention(TensorModule, Convertible):
                 norm.heads_(part.flatten(1)[:, None] if self.qk_norm == "all" else part)  # all: the heads of a row together
         elif self.qk_norm is not None:
             norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset
+        if rotation is not None and rotation[0].dim() == 3:
+            self._rotate_groups(qkv, *rotation)
+            norms = rotation = None
         if self.clip is not None:
             qkv.clamp_(-self.clip, self.clip)
         return prepare_qkv(qkv, cache, attn, rotation, self.interleaved, norms)
+
+    def _rotate_groups(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Norm queries and keys, and rotate the heads that share a head of keys by its `cos, sin [rows, dim / 2]`."""
+        heads, kv_heads, _ = self.qkv_heads
+        if self.qk_norm in ("head", "plain"):
+            self.q_norm.heads_(qkv[:, :heads])
+            self.k_norm.heads_(qkv[:, heads : heads + kv_heads])
+        queries, keys = qkv[..., : 2 * cos.shape[2]].split((heads, kv_heads, kv_heads), 1)[:2]
+        for head, (of_cos, of_sin) in enumerate(zip(cos[self.held_kv], sin[self.held_kv], strict=True)):
+            for part in (queries.chunk(kv_heads, 1)[head], keys[:, head : head + 1]):
+                rotate_(part, of_cos, of_sin, self.interleaved)
 
 
 def split_groups(stored: Tensor, kv_heads: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:

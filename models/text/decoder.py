@@ -25,9 +25,10 @@ from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes, plain_mlp_bytes
 from ..layers.moe import Mixture, MixtureBeside, ModalityMixture, mixture_bytes
 from ..layers.ranks import current_ranks
 from ..layers.recurrent import GatedDeltaNet, LightningAttention, Mamba1, Mamba2, ShortConv, recurrent_bytes
-from ..memory_formulas import FLOAT32, SMALL, OpBytes
+from ..memory_formulas import SMALL, OpBytes
 from .attention import CrossAttention, DecoderAttention, attention_bytes
-from .rope import CosSin, Rotary, Temperature
+from .fourier import build_rotary, rotary_bytes
+from .rope import CosSin, Temperature
 from .spec import (
     AttentionSpec,
     ConvSpec,
@@ -237,7 +238,10 @@ class Decoder(TensorModule):
         experts = (f"{path}.{name}" for path, module in self.named_modules() for name in getattr(module, "absent", ()))
         self.absent = frozenset((*paths, *experts))
         self.further_caches = [range(1, sum(len(_caches_of(mixer)) for mixer in module.mixers)) for module in layers]
-        self.rotaries = [Rotary(rope, device) for rope in spec.ropes]
+        self.rotaries = [build_rotary(rope, device) for rope in spec.ropes]
+        for rotary in self.rotaries:
+            if isinstance(rotary, nn.Module):
+                self.rotary_emb = rotary
         scales = {a.temperature: None for a in spec.attentions if isinstance(a, AttentionSpec) and a.temperature}
         self.temperatures = [Temperature(growth, interval) for growth, interval in scales]
         of_position = [*spec.ropes, *scales]
@@ -405,7 +409,7 @@ def decoder_bytes(
     row, added = c.hidden_size * dtype.itemsize, ops.linear_result(c.hidden_size, limits.rows)
     step = 8 + 8 * c.rope_axes + 8 + 40 + row  # ids, positions, slots, bounds and block tables, x
     step += (encoders and not c.cross_attentions) * (8 + (1 + len(c.deepstack)) * row)  # indices and content of encoder rows
-    step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
+    step += sum(map(rotary_bytes, c.ropes))
     step += max((kept_bytes(a, limits) for a in c.attentions if isinstance(a, LatentSpec)), default=0)  # selected keys
     mixers = [[_part_bytes(c.hidden_size, mixer, ops, in_mixers) for mixer in layer.mixers] for layer in c.layers]
     normed = [row * (layer.norms[0] is not None or layer.norms[2] is not None) for layer in c.layers]

@@ -59,7 +59,8 @@ def moe_spec(text: Mapping[str, Any], stack: Stack) -> MoeSpec:
             **({"correction": False} if text.get("use_expert_bias") is False else {}),
         }
     )
-    if spec.top_k > spec.experts or spec.experts % spec.groups or spec.top_groups > spec.groups:
+    uneven = spec.group_score == "each" and spec.top_k % spec.groups
+    if uneven or spec.top_k > spec.experts or spec.experts % spec.groups or spec.top_groups > spec.groups:
         experts, groups = f"{spec.top_k} of {spec.experts} experts", f"{spec.top_groups} of {spec.groups} groups"
         raise ConfigError(f"config.json routes a row to {experts} in {groups}, which is impossible; download it again")
     return spec

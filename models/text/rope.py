@@ -16,9 +16,15 @@ from ...callers.errors import ConfigError
 from ...kernels.rope import rotary_cos_sin
 from .spec import RopeSpec
 
+FOURIER = "fourier"
+"""Rope type of mixed frequencies; see `text.fourier`."""
+
 
 class CosSin(NamedTuple):
-    """Cosines and sines of a step's rows, float32 `[rows, dim / 2]` each, factors of their queries, and positions, `[rows]`."""
+    """Cosines and sines of a step's rows, float32 `[rows, dim / 2]` each, factors of their queries, and positions, `[rows]`.
+
+    If heads of keys have cosines and sines of their own, these are `[kv_heads, rows, dim / 2]`.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -121,6 +127,12 @@ def _proportional(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     return torch.where(torch.arange(len(plain)) < rotated, plain / rope.scaling["factor"], 0.0), 1.0
 
 
+def _fourier(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
+    """Keep the first `num_inv_freq` frequencies, or those that make a whole turn within the trained length."""
+    count, trained = rope.scaling.get("num_inv_freq"), rope.scaling["original_max_position_embeddings"]
+    return plain[plain > 2 * math.pi / trained] if count is None else plain[:count], 1.0
+
+
 def _factors(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     """Divide each frequency by its own factor (the `rope_freqs` of GGUF files)."""
     return plain / torch.tensor(rope.scaling["factors"]), 1.0
@@ -175,4 +187,5 @@ SCALINGS: dict[str, Callable[[Tensor, RopeSpec], tuple[Tensor, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    FOURIER: _fourier,
 }

@@ -317,7 +317,8 @@ class MoeSpec:
         scale: factor of the weights.
         correction: the router has a learned bias that affects the choice but not the weights.
         groups, top_groups: experts are chosen from the best `top_groups` of `groups` groups (1: no groups).
-        group_score: a group's score is that of its best expert ("max") or the sum of its best two ("top2").
+        group_score: a group's score is that of its best expert ("max") or the sum of its best two ("top2"). "each": every group
+            gives the same number of experts.
         bias: the experts' projections have biases. router_bias: the router has one.
         shared_act, shared_bias: `act` and `bias` of the shared expert; None: those of the others.
         modality_experts: names of the sets of experts, each with its own router; `ForwardBatch.modality_ids` selects a row's

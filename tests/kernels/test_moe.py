@@ -47,6 +47,14 @@ def test_groups_count_by_their_best(score: str, group: int) -> None:
     assert sorted(topk_ids[0].tolist()) == [2 * group, 2 * group + 1]
 
 
+def test_every_group_gives_the_same_number() -> None:
+    """The best two experts are in the first group, which gives only one of them."""
+    logits = torch.tensor([[3.0, 2.0, -1.0, 0.0]])
+    topk_weights, topk_ids = route(logits, RoutingConfig(2, num_expert_group=2, group_score="each"))
+    assert topk_ids.tolist() == [[0, 3]]
+    torch.testing.assert_close(topk_weights, torch.tensor([[3.0, 0.0]]).softmax(-1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mixture_is_the_sum_of_its_rows(dtype: torch.dtype) -> None:
     topk_weights, topk_ids = route(LOGITS, RoutingConfig(3))
