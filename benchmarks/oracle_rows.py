@@ -96,6 +96,19 @@ ROWS = [
     ),
     Row("fireredasr2", ("", "a", "a"), note="needs the package kaldi-native-fbank beside vLLM"),
     Row(
+        "interns1_pro",
+        ("", "i", "v"),
+        config={
+            "text_config": {
+                "norm_topk_prob": True,
+                "rope_scaling": {"rope_type": "default", "rope_theta": 50000.0, "fope_sep_head": True, "num_inv_freq": None},
+            },
+            "vision_config": {"deepstack_visual_indexes": []},
+        },
+        constants={"vllm.model_executor.models.interns1_pro:InternS1ProForConditionalGeneration.model_config": None},
+        note="vLLM 0.32 reads model_config, which its class lacks; it is set to None",
+    ),
+    Row(
         "isaac",
         ("", "i"),
         config={"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}},

@@ -155,6 +155,7 @@ _NAMES: dict[str, str] = {
     "hyperclovax_v2": "HCXVisionV2ForCausalLM HyperCLOVAXVisionV2ForConditionalGeneration",
     "idefics2": "Idefics2ForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
+    "interns1_pro": "InternS1ProForConditionalGeneration",
     "internvl": (
         "InternS1ForConditionalGeneration InternVLChatModel InternVLForConditionalGeneration "
         "QianfanOCRForConditionalGeneration SkyworkR1VChatModel"
