@@ -195,6 +195,7 @@ _NAMES: dict[str, str] = {
     "nemotron_vl": "Llama_Nemotron_Nano_VL NemotronH_Nano_VL_V2",
     "nvlm_d": "NVLM_D",
     "opencua": "OpenCUAForConditionalGeneration",
+    "openpangu_vl": "OpenPanguVLForConditionalGeneration",
     "ovis": "Ovis OvisForCausalLM Ovis2ForConditionalGeneration Ovis2_5 Ovis2_6ForCausalLM Ovis2_6_MoeForCausalLM",
     "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
