@@ -12,6 +12,7 @@ from ..callers.errors import ConfigError, short_repr
 from .registry import CHECKPOINT_LAYOUTS, is_registered
 
 _SAME = {
+    "LightOnOCRForConditionalGeneration": "LightOnOcrForConditionalGeneration",
     "PixtralForConditionalGeneration": "LlavaForConditionalGeneration",
     "Qwen3ASRRealtimeGeneration": "Qwen3ASRForConditionalGeneration",
     "VoxtralRealtimeGeneration": "VoxtralRealtimeForConditionalGeneration",

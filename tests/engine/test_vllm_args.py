@@ -144,6 +144,7 @@ def test_names_of_architectures():
         assert caught.value.info.param == "hf_overrides"
     assert name({"architectures": ["VoxtralRealtimeGeneration"]}) == ["VoxtralRealtimeForConditionalGeneration"]
     assert name({"architectures": ["PixtralForConditionalGeneration"]}) == ["LlavaForConditionalGeneration"]
+    assert name({"architectures": ["LightOnOCRForConditionalGeneration"]}) == ["LightOnOcrForConditionalGeneration"]
     assert name({"architectures": ["Qwen3ASRRealtimeGeneration"]}) == ["Qwen3ASRForConditionalGeneration"]
     stored = {"architectures": ["PixtralConsolidated"]}
     for given in "PixtralForConditionalGeneration", "MistralForCausalLM", "VoxtralForConditionalGeneration":

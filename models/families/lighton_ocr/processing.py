@@ -21,7 +21,7 @@ class LightOnOcrProcessingInfo(PixtralProcessingInfo):
     Patches are in row-major order; the model merges them after the tower.
     """
 
-    placeholders = {"image": ("image_token_id", 151655)}
+    placeholders = {"image": ("image_token_id", "image_token_index", 151655)}
     embeds_layout = "count"
     element_format = "image_boxes"  # of the checkpoints that locate pictures
     default_merge = 2
