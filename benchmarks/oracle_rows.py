@@ -97,7 +97,7 @@ ROWS = [
     Row("fireredasr2", ("", "a", "a"), note="needs the package kaldi-native-fbank beside vLLM"),
     Row(
         "interns1_pro",
-        ("", "i", "v"),
+        ("", "i", "ii"),
         config={
             "text_config": {
                 "norm_topk_prob": True,
@@ -105,8 +105,9 @@ ROWS = [
             },
             "vision_config": {"deepstack_visual_indexes": []},
         },
+        options={"mm_device_do_normalize": False},
         constants={"vllm.model_executor.models.interns1_pro:InternS1ProForConditionalGeneration.model_config": None},
-        note="vLLM 0.32 reads model_config, which its class lacks; it is set to None",
+        note="images: vLLM 0.32 reads model_config, which its class lacks; it is set to None, and pixels are normalised before",
     ),
     Row(
         "isaac",

@@ -102,6 +102,7 @@ OTHER_REASONS = {
     ("Moondream3ProcessingInfo", "image"): ONE_IMAGE,
     ("Ovis25ProcessingInfo", "video"): ONE_VIDEO,
     ("NemotronAsrStreamingProcessingInfo", "audio"): ONE_AUDIO,
+    ("OpenPanguVLProcessingInfo", "video"): TOO_MANY_ROWS,
     ("OpenVLAProcessingInfo", "image"): r"At most 1 image\(s\) may be provided",
     ("ParakeetProcessingInfo", "audio"): ONE_AUDIO,
     ("ParakeetTransducerProcessingInfo", "audio"): ONE_AUDIO,
