@@ -64,7 +64,7 @@ class Executor(Protocol):
     def transfer(self, transfer: KVTransfer) -> tuple[KVLookupResult, ...]:
         """Copy KV blocks between the caches and the connectors. If asked, return the lookups that have ended, each once.
 
-        What they have read is kept until the next ones are reported.
+        What a lookup has read is kept until it is placed or cancelled. An exception leaves the blocks to be placed undefined.
         """
 
     def transfer_stats(self) -> tuple[TransferStats, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import asdict, dataclass
+from itertools import chain, zip_longest
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,15 @@ class TransferStats:
     read_bytes: int = 0
     written_bytes: int = 0
     fallbacks: int = 0
+
+
+def add_transfers(parts: Iterable[Iterable[TransferStats]]) -> tuple[TransferStats, ...]:
+    """Return the sums by kind and connector."""
+    sums: dict[tuple[str, str], Counter[str]] = {}
+    for stats in chain.from_iterable(parts):
+        counts = asdict(stats)
+        sums.setdefault((counts.pop("kind"), counts.pop("connector")), Counter()).update(counts)
+    return tuple(TransferStats(kind, connector, **total) for (kind, connector), total in sums.items())
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,21 @@ class KVTransferOptions:
         """Return whether there is a connector."""
         return bool(self.memory_bytes or self.shared_memory or self.folder or self.peers or self.redis_url)
 
+    def of_rank(self, rank: int, num_ranks: int) -> KVTransferOptions:
+        """Return the options of one of the ranks that share the engine's model.
+
+        Each has an equal part of the memory, and talks to the rank of peers that has its number: ports count up from those of
+        rank 0. All of them write to the folder, and count all of its files.
+        """
+        if num_ranks == 1:
+            return self
+        return replace(
+            self,
+            memory_bytes=-(-self.memory_bytes // num_ranks),
+            peers=tuple(_next_address(peer, rank) for peer in self.peers),
+            listen=self.listen and _next_address(self.listen, rank),
+        )
+
     @property
     def is_shared(self) -> bool:
         """Return whether other engines may read what this one saves, or this one what others have saved."""
@@ -312,6 +327,21 @@ def _folder(extra: Mapping[str, Any], param: str = "kv_transfer_config") -> str:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
         raise _error(path, "must be the path of a folder", "shared_storage_path", param)
     return os.fspath(os.path.expanduser(path))
+
+
+def check_ports(options: KVTransferOptions, num_ranks: int) -> None:
+    """Raise ConfigError if an address does not leave a port for each of several ranks (`KVTransferOptions.of_rank`)."""
+    served = [("listen", options.listen)] if options.listen else []
+    for key, address in (*served, *(("peers", peer) for peer in options.peers)):
+        if not 0 < int(address.rpartition(":")[2]) <= 65536 - num_ranks:
+            reason = f"must have a port from 1 to {65536 - num_ranks}, because each of {num_ranks} processes needs one"
+            raise _error(address, reason, key)
+
+
+def _next_address(address: str, count: int) -> str:
+    """Return the address `count` ports after another one."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + count}"
 
 
 def _positive(value: object, key: str, param: str = "kv_transfer_config") -> int:

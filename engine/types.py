@@ -201,7 +201,7 @@ class KVTransfer:
         save: blocks to keep; their content does not change until the next step.
         look_up: prompts whose blocks to read, beside the steps.
         cancel: numbers of lookups whose blocks are no longer needed.
-        place: for each lookup that has ended, its number and the blocks to fill with what it read.
+        place: for each lookup that was reported, its number and the blocks to fill with what it read. The rest is freed.
         poll_seconds: report the lookups that have ended, and wait at most this long for one; None: report none.
     """
 

@@ -15,21 +15,26 @@ from pathlib import Path
 from ...checkpoints.files import open_regular
 
 _NAMESPACE = re.compile(r"[0-9a-f]{64}")
+_NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)  # of file systems and systems without them
 
 
 class DiskConnector:
     """The files `<root>/<key>.safetensors`. See `Connector`.
 
-    Files appear whole or not at all, and several processes may share the folder. The capacity covers all files below the root,
-    those of other models included; the least recently used are deleted first. Files of folders that other users can write to
-    are not read.
+    Files appear whole or not at all, and a process that is killed leaves no part of one (on file systems that know unnamed
+    files; on others, it is deleted after an hour). Several processes may share the folder. The capacity covers all files below
+    the root, those of other models included; the least recently used are deleted first. Files of folders that other users can
+    write to are not read.
+
+    Args:
+        writers: processes of an engine that write to the folder. Two such engines together respect the capacity.
     """
 
     name, is_in_process = "disk", False
     stale_seconds = 3600.0  # a temporary file this old belongs to a process that died
 
-    def __init__(self, root: str | os.PathLike[str], capacity: int) -> None:
-        self.root, self.capacity = Path(root), capacity
+    def __init__(self, root: str | os.PathLike[str], capacity: int, writers: int = 1) -> None:
+        self.root, self.capacity, self._writers = Path(root), capacity, writers
         self._allowance = 0  # bytes that may be written before the files are counted again
         self._lock = threading.Lock()
 
@@ -59,14 +64,17 @@ class DiskConnector:
         check_owner(path.parent)
         with self._lock:
             self._make_room(len(data))
-        handle, name = tempfile.mkstemp(suffix=".tmp", dir=path.parent)  # mode 0600
         try:
+            handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o600)  # it has no name, and ends with the process
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED_FILES:
+                raise
+            _write_named(path, data)
+        else:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-            os.replace(name, path)
-        except BaseException:
-            _delete(Path(name))
-            raise
+                file.flush()
+                _name_file(handle, path)
         return True
 
     def contains(self, keys: Sequence[str]) -> set[str]:
@@ -84,10 +92,11 @@ class DiskConnector:
     def _make_room(self, size: int) -> None:
         """Delete the least recently used files until `size` bytes fit.
 
-        Files are counted again after half of the free space was written, so that two processes together respect the capacity.
+        Files are counted again after half of this process's part of the free space was written, so that two engines together
+        respect the capacity.
         """
         if size > self._allowance:
-            self._allowance = max(size, (self.capacity - self._evict(size)) // 2)
+            self._allowance = max(size, (self.capacity - self._evict(size)) // (2 * self._writers))
         self._allowance -= size
 
     def _evict(self, size: int) -> int:
@@ -116,6 +125,30 @@ class DiskConnector:
                     yield info.st_mtime, info.st_size, Path(entry)
                 elif entry.name.endswith(".tmp") and time.time() - info.st_mtime >= self.stale_seconds:
                     _delete(Path(entry))
+
+
+def _name_file(descriptor: int, path: Path) -> None:
+    """Give an open file without a name its path, in place of a file that has it."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(FileNotFoundError):
+            path.unlink()
+        with suppress(FileExistsError):  # another process has written the same content meanwhile
+            os.link(f"/proc/self/fd/{descriptor}", path.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+def _write_named(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name first."""
+    handle, name = tempfile.mkstemp(suffix=".tmp", dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        _delete(Path(name))
+        raise
 
 
 def _delete(path: Path) -> bool:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 
@@ -22,12 +23,17 @@ class Child:
     channel: Channel
     activity: Activity
 
+    def ask_to_end(self) -> None:
+        """Ask the child to end. It may be asked twice, and may have ended."""
+        with suppress(OSError):
+            self.channel.send(*pack(("close", ())))
+
     def end(self) -> None:
         """Ask the child to end and wait for it. It is killed if that takes longer than 10 s."""
         try:
-            self.channel.send(*pack(("close", ())))
+            self.ask_to_end()
             self.process.wait(_CLOSE_SECONDS)
-        except (OSError, subprocess.TimeoutExpired):
+        except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
         self.disconnect()

@@ -389,7 +389,13 @@ class EngineCore:
         message = None if transfers is None or self.asleep else transfers.begin()
         if transfers is None or message is None:
             return
-        placed = transfers.place(self.executor.transfer(message))
+        try:
+            found = self.executor.transfer(message)
+        except Exception:
+            _log.exception("KV blocks cannot be looked up; they are computed")
+            transfers.give_up()
+            return
+        placed = transfers.place(found)
         if placed is None:
             return
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import logging
 import math
 import os
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...callers import errors
 from ...callers.errors import ConfigError, EngineDeadError, InputError
 from ...mm.types import MultiModalFeature
 from ...models.registry import registered_models
@@ -30,6 +28,7 @@ from ..types import CoreOutputs, EngineRequest, LoadedAdapter, TokenOutput
 from .channel import Packed, discard, duplicate, pack
 from .child import Standby
 from .death_watch import kill_when_stopped, watch
+from .errors_as_data import restore_error
 from .staged_weights import StagedWeights
 
 _RESTART_SECONDS = 600.0  # time in which the child may die `engine_restarts` times
@@ -270,7 +269,7 @@ class ProcessCore:
         for name, severity, text in records:
             logging.getLogger(name).log(severity, "%s", text)
         if failed:
-            raise _exception(*value)
+            raise restore_error(*value)
         return value
 
     def _kill(self) -> None:
@@ -283,16 +282,6 @@ class ProcessCore:
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         self._dead = f"the engine's process ended ({how}) and all requests in it are lost"
         self._dead += "; it is being restarted, send the request again" if self.restart else "; make a new engine"
-
-
-def _exception(name: str, arguments: Sequence[Any], state: dict[str, Any]) -> BaseException:
-    """Return the exception that the server described. Unknown classes become RuntimeErrors."""
-    kind = getattr(errors, name, None) or getattr(builtins, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        return RuntimeError(f"{name}: {' '.join(map(str, arguments))}")
-    error = kind.__new__(kind, *arguments)
-    error.__dict__.update(state)
-    return error
 
 
 _cores: weakref.WeakSet[ProcessCore] = weakref.WeakSet()

@@ -28,7 +28,7 @@ from ..config import EngineConfig
 from ..core_info import CoreInfo
 from ..errors import error_text
 from ..executor import LocalExecutor
-from ..stats import TransferStats
+from ..stats import TransferStats, add_transfers
 from ..types import (
     GrammarResult,
     KVLookupResult,
@@ -42,6 +42,7 @@ from ..types import (
 from .channel import Packed, discard, duplicate, pack
 from .child import Child, start_child
 from .death_watch import CHECK_SECONDS, STOPPED_CHECKS, state_of
+from .errors_as_data import restore_error
 
 GATHER_SECONDS = 300.0  # the longest wait of one rank for another within a layer
 _END_SECONDS = 1.0
@@ -49,6 +50,8 @@ EXIT_CODE = 70  # of a process whose ranks are no longer alike: EX_SOFTWARE
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
+Places = tuple[tuple[int, int], ...]
+"""Blocks of a prompt, as in KVLookupResult."""
 
 
 def join(config: EngineConfig, rank: int, rendezvous: str) -> Sequence[Ranks]:
@@ -106,16 +109,17 @@ class Peers:
             child.channel.send(*duplicate(packed))
 
     def receive(self) -> list[tuple[bool, Any]]:
-        """Return the reply of each: True and the error's text, or False and the result."""
+        """Return the reply of each: True and the error's text (of `load`, see `describe_error`), or False and the result."""
         return [child.channel.receive() for child in self.children]
 
     def check_loaded(self) -> None:
-        """Wait until all have loaded their parts. Raise RuntimeError if one could not."""
+        """Wait until all have loaded their parts. Raise the error of one that could not; RuntimeError if it has no code."""
         replies = self.receive()
         self._close_rendezvous()  # until now, a rank might have read the file
         for rank, (failed, value) in enumerate(replies, 1):
             if failed:
-                raise RuntimeError(f"rank {rank}: {value}")
+                error = restore_error(*value)
+                raise error if isinstance(error, SensoriumError) else RuntimeError(f"rank {rank}: {error}")
 
     def abandon(self, error: BaseException) -> None:
         """Kill the processes of a model that could not be loaded.
@@ -135,9 +139,15 @@ class Peers:
             child.process.kill()  # while it loads, it reads no message
         self.close()
 
+    def begin_close(self) -> None:
+        """Ask the processes to end, which takes as long as they have blocks to write."""
+        self._closed = True
+        for child in self.children:
+            child.ask_to_end()
+
     def close(self) -> None:
         """End the processes."""
-        self._closed = True
+        self.begin_close()
         self._close_rendezvous()
         for child in self.children:
             child.end()
@@ -169,12 +179,19 @@ def fail(peers: Peers, reason: str) -> None:
     os._exit(EXIT_CODE)
 
 
+def _common(parts: Sequence[Places]) -> Places:
+    """Return the places that all have, in the order of the first."""
+    others = [set(part) for part in parts[1:]]
+    return tuple(place for place in parts[0] if all(place in other for other in others))
+
+
 class RankExecutor:
     """Runs each step on all ranks. See `Executor`. `local`: the executor of rank 0, in this process."""
 
     def __init__(self, local: LocalExecutor, peers: Peers) -> None:
         self._local, self._peers = local, peers
         self._adapters = set[str]()  # identities that all ranks have loaded
+        self._ended: dict[int, list[Places]] = {}  # lookups that some ranks have ended, with what each of these has read
 
     def describe(self, max_model_len: int, max_num_seqs: int) -> CoreInfo:
         return self._local.describe(max_model_len, max_num_seqs)
@@ -200,11 +217,22 @@ class RankExecutor:
         return self._local.update(update)
 
     def transfer(self, transfer: KVTransfer) -> tuple[KVLookupResult, ...]:
-        """Return (): `check_rank_options` refuses connectors of KV blocks."""
-        return ()
+        """See `Executor`. Each rank saves and reads its part of a block.
+
+        A lookup is reported once it has ended on all ranks, with the blocks of which all have read their parts. What one rank
+        has not, because it is missing, damaged or late there, is computed by all.
+        """
+        for number in transfer.cancel:
+            self._ended.pop(number, None)
+        for ended in self._all("transfer", transfer):
+            for result in ended:
+                self._ended.setdefault(result.number, []).append(result.blocks)
+        whole = [number for number, parts in self._ended.items() if len(parts) > len(self._peers.children)]
+        return tuple(KVLookupResult(number, _common(self._ended.pop(number))) for number in whole)
 
     def transfer_stats(self) -> tuple[TransferStats, ...]:
-        return self._local.transfer_stats()
+        """Return the sums over all ranks."""
+        return add_transfers(self._all("transfer_stats")) if self._local.transfer_stats() else ()
 
     def register(self, name: str, path: str) -> None:
         self._all("register", name, path)
@@ -270,19 +298,25 @@ class RankExecutor:
             raise
 
     def close(self) -> None:
+        self._peers.begin_close()
         self._local.close()
         self._peers.close()
 
-    def _all(self, verb: str, *arguments: object) -> None:
-        """Call a method on all ranks. Raise the error of rank 0, or else RuntimeError with that of another."""
+    def _all(self, verb: str, *arguments: object) -> list[Any]:
+        """Call a method on all ranks. Return their results (see `rank_server`).
+
+        Raises:
+            RuntimeError: another rank fails, and rank 0 does not, whose error is raised as it is.
+        """
         self._send(verb, *arguments)
         try:
-            getattr(self._local, verb)(*arguments)
+            result = getattr(self._local, verb)(*arguments)
         finally:
             replies = self._receive()
         for rank, (failed, value) in enumerate(replies, 1):
             if failed:
-                raise RuntimeError(f"{verb} failed on rank {rank}: {value}")
+                raise RuntimeError(f"rank {rank}: {value}")
+        return [result, *(value for _, value in replies)]
 
     def _send(self, verb: str, *arguments: object) -> None:
         self._or_fail(lambda: self._peers.send(verb, *arguments))

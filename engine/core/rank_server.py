@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...callers.errors import SensoriumError
 from ...callers.exits import end_process
 from ...callers.garbage import freeze_loaded
 from ...models.registry import register_model
@@ -27,11 +28,13 @@ from ..setup.loader import load_engine
 from ..setup.resolve import load_processing
 from .channel import Channel, pack
 from .engine_core import EngineCore
+from .errors_as_data import describe_error
 from .process import PACKAGE
 from .rank_executor import join, signature
 from .server import end_with_parent
 
 _SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
+_RESULTS = ("transfer", "transfer_stats")  # verbs whose results rank 0 joins
 _log = logging.getLogger(f"{__package__}.rank_server")
 
 
@@ -54,7 +57,7 @@ def _load(
 
 
 def _answer(executor: Executor, verb: str, arguments: Sequence[Any]) -> Any:
-    """Call a method of the executor. Return what rank 0 compares: of a step its tokens, of an adapter its identity."""
+    """Call a method of the executor. Return what rank 0 reads: of a step its tokens, of an adapter its identity."""
     if verb == "step":
         return signature(executor.poll(executor.execute(*arguments)))
     if verb == "sleep":
@@ -62,7 +65,9 @@ def _answer(executor: Executor, verb: str, arguments: Sequence[Any]) -> Any:
     result = getattr(executor, verb)(*arguments)
     if verb == "wake_up":
         freeze_loaded()
-    return result.identity if verb == "load_adapter" else None
+    if verb == "load_adapter":
+        return result.identity
+    return result if verb in _RESULTS else None
 
 
 def main() -> None:
@@ -80,6 +85,8 @@ def main() -> None:
         except (EOFError, OSError):
             os._exit(1)
         if verb == "close":
+            if executor is not None:
+                executor.close()
             end_process(0)
         try:
             if verb == "load":
@@ -87,8 +94,9 @@ def main() -> None:
             assert executor is not None
             reply: tuple[bool, Any] = False, None if verb == "load" else _answer(executor, verb, arguments)
         except Exception as error:
-            _log.exception("%s failed", verb)
-            reply = True, f"{verb} failed: {error_text(error)}"
+            if not isinstance(error, SensoriumError):
+                _log.exception("%s failed", verb)
+            reply = True, describe_error(error) if verb == "load" else f"{verb} failed: {error_text(error)}"
         channel.send(*pack(reply, share=False))
 
 

@@ -29,6 +29,7 @@ from ..setup.loader import load_ranks
 from ..setup.resolve import load_processing
 from ..stats import EngineStats
 from .channel import Activity, Channel, pack
+from .errors_as_data import describe_error
 from .process import PACKAGE
 
 _log = logging.getLogger(f"{__package__}.server")
@@ -51,13 +52,6 @@ class _Records(logging.Handler):
     def take(self) -> list[tuple[str, int, str]]:
         taken, self.waiting = self.waiting, []
         return taken
-
-
-def _described(error: BaseException) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """Return an exception as plain data: class name, arguments and attributes."""
-    if isinstance(error, SensoriumError):
-        return type(error).__name__, error.args, error.__dict__
-    return type(error).__name__, (str(error),), {}
 
 
 def end_with_parent(descriptor: int, seconds: float | None = None) -> None:
@@ -87,16 +81,17 @@ class _Server:
             except (EOFError, OSError):
                 raise
             except Exception as error:  # it was received whole, but its values cannot be read
-                reply: tuple[bool, Any] = True, _described(error)
+                reply: tuple[bool, Any] = True, describe_error(error)
             else:
                 if verb == "close":
+                    self._close()
                     return
                 reply = self._answer(verb, arguments)
                 del arguments  # frees tensors together with their request
             try:
                 packed = pack((*reply, self._records.take()), share=False)
             except Exception as error:
-                packed = pack((True, _described(error), []), share=False)
+                packed = pack((True, describe_error(error), []), share=False)
             self._channel.send(*packed)
             if (started := time.monotonic()) > self._trim_at:  # while the parent reads the reply
                 trim_heap()
@@ -119,7 +114,12 @@ class _Server:
         except BaseException as error:
             if not isinstance(error, SensoriumError):
                 _log.exception("%s failed in the engine's process", verb)
-            return True, _described(error)
+            return True, describe_error(error)
+
+    def _close(self) -> None:
+        """Let the core write what waits for connectors, and end other processes."""
+        if self._core is not None:
+            self._core.close()
 
     def _load(
         self, config: EngineConfig, num_threads: int, level: int, rows: Sequence[tuple[str, str, str]]

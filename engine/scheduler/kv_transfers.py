@@ -65,14 +65,17 @@ class KVTransfers:
         """Put what lookups have read into the prefix cache, and let their sequences wait for admission."""
         placed = []
         for result in found:
-            request, _ = self._loading.pop(result.number, (None, 0))
-            if request is None:
-                continue
+            request, _ = self._loading.pop(result.number)
             blocks = tuple(KVBlock(*block) for block in self._tables.insert_cached(request, result.blocks))
-            if blocks:
-                placed.append((result.number, blocks))
+            placed.append((result.number, blocks))
             self._queues.enqueue(request)
         return KVTransfer(place=tuple(placed)) if placed else None
+
+    def give_up(self) -> None:
+        """Let the sequences that wait for lookups be computed. The next message cancels these lookups."""
+        for request, _ in self._loading.values():
+            if request.state is State.LOADING:
+                self._queues.enqueue(request)
 
     def forget(self, placed: KVTransfer) -> None:
         """Remove blocks from the prefix cache that could not be filled."""

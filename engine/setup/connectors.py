@@ -14,6 +14,7 @@ import torch
 from ...callers.errors import ConfigError
 from ...mm.hashing import digest
 from ...models.interface import CacheSpec
+from ...models.layers.ranks import Ranks, all_ranks
 from ..config import EngineConfig
 from ..connectors.disk import DiskConnector
 from ..connectors.interface import Connector
@@ -35,20 +36,25 @@ _LIBRARIES = ("av", "numpy", "opencv-python-headless", "pillow", "soundfile", "s
 """Distributions that decode and resize media; other versions may make other pixels."""
 
 
-def open_kv_store(config: EngineConfig, content: str, specs: Sequence[CacheSpec], dtype: torch.dtype) -> TensorStore | None:
+def open_kv_store(
+    config: EngineConfig, content: str, specs: Sequence[CacheSpec], dtype: torch.dtype, ranks: Sequence[Ranks] = ()
+) -> TensorStore | None:
     """Return the store of an engine's KV blocks, None if its options name no connector.
 
     Args:
         content: hash of the checkpoint; "" if only this engine reads the blocks.
+        ranks: the groups of processes that share the model, if this is one of them. It finds only parts of blocks that the
+            same rank of an equal split has saved.
     """
-    options = config.kv_transfer
+    whole = all_ranks(ranks)
+    options = config.kv_transfer.of_rank(0 if whole is None else whole.rank, config.num_ranks)
     connectors: list[Connector] = []
     if options.memory_bytes:
         connectors.append(MemoryConnector(options.memory_bytes))
     if options.shared_memory:
         connectors.append(open_shared_memory(options.shared_memory, options.shared_bytes, "kv_transfer_config"))
     if options.folder:
-        connectors.append(DiskConnector(options.folder, options.folder_bytes))
+        connectors.append(DiskConnector(options.folder, options.folder_bytes, config.num_ranks))
     kept = tuple(connectors)  # what this engine serves
     connectors += [PeerConnector(peer, options.token, options.seconds) for peer in options.peers]
     if options.redis_url:
@@ -59,7 +65,8 @@ def open_kv_store(config: EngineConfig, content: str, specs: Sequence[CacheSpec]
     libraries = [_version(name) for name in _LIBRARIES]
     inputs = config.media_device, dict(config.mm_processor_kwargs), config.trust_uuid, libraries
     model = content or os.urandom(32), config.quantization, config.batch_invariant, config.kernels
-    namespace = digest("sensorium.kv", _FORMAT, *layout, *inputs, *model, *versions(config.torch_device, dtype))
+    split = [number for group in ranks for number in (group.rank, group.size, group.layers)]
+    namespace = digest("sensorium.kv", _FORMAT, *layout, *inputs, *model, *versions(config.torch_device, dtype), *split)
     return TensorStore("KV blocks", namespace, connectors, server=_serve(kept, options))
 
 

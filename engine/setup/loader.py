@@ -107,7 +107,7 @@ def load_engine(
                 tokenizer, config.grammar_seconds, config.quarantine_seconds, config.media.worker_sandbox == "require"
             )
             encoder_ranks = all_ranks(ranks) if config.mm_encoder_tp_mode == "data" else None
-            kv_store = open_kv_store(config, content, model.cache_specs, dtype)
+            kv_store = open_kv_store(config, content, model.cache_specs, dtype, ranks)
             if kv_store is not None:
                 opened.callback(kv_store.close)  # if the model cannot be loaded, else a peer server would go on
             attention = info.prompt_attention

@@ -142,7 +142,7 @@ def _cross_rows(config: EngineConfig, info: ProcessingInfo, modality: str, rows:
 
 def _offloaded_bytes(config: EngineConfig, kv_cache: int) -> int:
     """Return the bytes of KV blocks outside the cache: in memory, waiting to be written, and read for waiting prompts."""
-    transfer = config.kv_transfer
+    transfer = config.kv_transfer.of_rank(0, config.num_ranks)
     return transfer.memory_bytes + transfer.shared_bytes + QUEUE_BYTES + kv_cache if transfer else 0
 
 

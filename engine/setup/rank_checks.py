@@ -13,13 +13,12 @@ from ...models.layers.ranks import Ranks
 from ...models.text.decoder import Decoder, modules_of_all_ranks
 from ..config import EngineConfig
 from ..speculative_config import read_speculative_config
+from ..transfer_config import check_ports
 
 _ALLOWED = {
     "parts": "all",
     "load_talker": False,
     "load_mtp": False,
-    "kv_offloading_size": None,
-    "kv_transfer_config": None,
 }
 """Options that several ranks support with one value only, and this value."""
 
@@ -40,6 +39,7 @@ def check_rank_options(config: EngineConfig) -> None:
     if read_speculative_config(config.speculative_config).predicted:
         reason = "cannot be combined with drafts of a model; use the method 'suffix' or 'ngram' in <<speculative_config>>"
         raise _error(size, layers, reason)
+    check_ports(config.kv_transfer, config.num_ranks)
 
 
 def check_ranks(model: Model, ranks: Ranks, architecture: str) -> None:

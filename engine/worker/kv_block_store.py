@@ -25,6 +25,7 @@ from ..types import KVBlock, KVLookup, KVLookupResult, KVTransfer
 LOAD_SECONDS = 10.0  # how long a prompt waits for its blocks
 _THREADS = 4  # prompts whose blocks are read at a time
 _BLOCK = "block"  # the name of a block's tensor
+_NO_LAYERS = torch.empty(0)  # the content of a block of whose layers this rank holds none
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +43,11 @@ class _BlockLoad:
 class KVBlockStore:
     """Saves blocks by their hash, and reads those of a prompt in threads. A block is one tensor over the layers of its group.
 
+    If a group has no layers here, because other ranks hold them, its blocks are not saved, and lookups report all of them.
+
+    Args:
+        groups: those of all ranks, each with the layers that this one holds.
+
     Attributes:
         load_seconds: how long a prompt waits for its blocks; it then goes on with those that were read.
         save_seconds: how long a step waits until the blocks that it has computed are written. A producer waits, so that other
@@ -55,29 +61,29 @@ class KVBlockStore:
         self._specs = [{_BLOCK: _block_spec(group, block_size)} for group in groups]
         self._cache_specs: list[CacheSpec] = [group.spec for group in groups]
         self._loads: dict[int, _BlockLoad] = {}  # by the number of the lookup
-        self._arrived: dict[int, _BlockLoad] = {}  # those that the last call has reported
+        self._arrived: dict[int, _BlockLoad] = {}  # those that were reported, and neither placed nor cancelled
         self._readers = ThreadPoolExecutor(_THREADS, "sensorium-kv-blocks")
 
     def transfer(self, caches: Sequence[Tensor], transfer: KVTransfer) -> tuple[KVLookupResult, ...]:
         """Copy blocks as the message says. `caches`: the tensors by layer.
 
-        Return the lookups that have ended, each once. What they have read is kept until the next ones are reported.
+        Return the lookups that have ended, each once. What one has read is kept until it is placed or cancelled.
         """
         self._save(caches, transfer.save)
-        for number, blocks in transfer.place:
-            self._place(caches, self._arrived[number], blocks)
-            del self._arrived[number]
+        placed = [(self._arrived.pop(number), blocks) for number, blocks in transfer.place]
+        for load, blocks in placed:
+            self._place(caches, load, blocks)
         for number in transfer.cancel:
-            load = self._loads.pop(number, None)
-            if load is not None:
-                load.cancelled = True
+            self._arrived.pop(number, None)
+            if number in self._loads:
+                self._loads.pop(number).cancelled = True
         for lookup in transfer.look_up:
             load = _BlockLoad(lookup, time.monotonic() + self.load_seconds)
+            load.blocks.update((place, _NO_LAYERS) for place in _missing(lookup) if not self._groups[place[0]].layers)
             load.future = self._readers.submit(self._load, load)
             self._loads[lookup.number] = load
         if transfer.poll_seconds is None:
             return ()
-        self._arrived.clear()
         if transfer.poll_seconds:
             wait([load.future for load in self._loads.values() if load.future], transfer.poll_seconds, FIRST_COMPLETED)
         return tuple(self._take_arrived())
@@ -96,7 +102,7 @@ class KVBlockStore:
     def _save(self, caches: Sequence[Tensor], blocks: Sequence[KVBlock]) -> None:
         for number, group in enumerate(self._groups):
             own = [block for block in blocks if block.group == number]
-            if not own:
+            if not own or not group.layers:
                 continue
             ids = torch.tensor([block.block for block in own], device=caches[group.layers[0]].device)
             dim = 0 if group.spec.kind == "state" else 1  # of blocks, see `allocate_caches`
@@ -127,14 +133,10 @@ class KVBlockStore:
 
     def _find(self, lookup: KVLookup) -> list[tuple[int, int]]:
         """Return (group, index) of the blocks to read, first blocks first."""
-        groups = range(len(self._groups))
-        missing = {
-            _name(lookup.hashes[index], group): (group, index)
-            for group in groups
-            for index, is_resident in enumerate(lookup.resident[group])
-            if not is_resident
-        }
-        stored = {missing[name] for name in self.store.contains(list(missing))}
+        groups, missing = range(len(self._groups)), _missing(lookup)
+        places = {_name(lookup.hashes[index], group): (group, index) for group, index in missing if self._groups[group].layers}
+        kept = {places[name] for name in self.store.contains(list(places))}
+        stored = kept | {place for place in missing if not self._groups[place[0]].layers}
         cached = []
         for group, spec in enumerate(self._cache_specs):
             resident = lookup.resident[group]
@@ -145,7 +147,7 @@ class KVBlockStore:
         needed = {
             (group, index) for group in groups for index in needed_blocks(self._cache_specs[group], keep, self._block_size)
         }
-        return sorted(needed & stored, key=lambda place: (place[1], place[0]))
+        return sorted(needed & kept, key=lambda place: (place[1], place[0]))
 
     def _take_arrived(self) -> list[KVLookupResult]:
         """Return the lookups that have ended or exceeded their deadline."""
@@ -164,6 +166,12 @@ class KVBlockStore:
             self._arrived[number] = replace(load, blocks=dict(load.blocks))
             found.append(KVLookupResult(number, tuple(self._arrived[number].blocks)))
         return found
+
+
+def _missing(lookup: KVLookup) -> list[tuple[int, int]]:
+    """Return (group, index in the prompt) of the blocks that the cache lacks."""
+    groups = enumerate(lookup.resident)
+    return [(group, index) for group, resident in groups for index, is_here in enumerate(resident) if not is_here]
 
 
 def _name(block_hash: bytes, group: int) -> str:

@@ -24,7 +24,7 @@ from ...mm.buffers import BUFFERS
 from ...mm.rules import CAUSAL, PromptAttention
 from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
-from ...models.layers.ranks import Ranks
+from ...models.layers.ranks import Ranks, absent_caches
 from ..connectors.tensor_store import TensorStore
 from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_requests import LikelyTokens, PoolingRequest, SpokenPrompt, keeps_rows
@@ -135,7 +135,9 @@ class ModelRunner:
         self.async_scheduling = options.async_scheduling
         self.encoder_runner = EncoderRunner(store, device, adapters=options.adapters, ranks=options.encoder_ranks)
         self.predictor, self.adapters, self._predict_seconds = options.predictor, options.adapters, 0.0
-        self.kv_blocks = None if options.kv_store is None else KVBlockStore(options.kv_store, groups, block_size)
+        absent = absent_caches(model)
+        local = [replace(group, layers=tuple(layer for layer in group.layers if layer not in absent)) for group in groups]
+        self.kv_blocks = None if options.kv_store is None else KVBlockStore(options.kv_store, local, block_size)
 
     def sleep(self, empty: Model, keep_sequences: bool = False) -> None:
         """Free weights and caches. `empty`: the model without weights. `keep_sequences`: see `Executor.sleep`."""

@@ -194,6 +194,12 @@ class Rows:
         return stored[self.slices[0]] if len(self.slices) == 1 else torch.cat([stored[rows] for rows in self.slices])
 
 
+def absent_caches(model: object) -> frozenset[int]:
+    """Return which entries of a model's `cache_specs` only other ranks read and write."""
+    absent: frozenset[int] = getattr(getattr(model, "language_model", None), "absent_caches", frozenset())
+    return absent
+
+
 def is_below(name: str, paths: Collection[str]) -> bool:
     """Return whether a name with dots is below one of the paths."""
     return bool(paths) and any(name[:end] in paths for end, letter in enumerate(name) if letter == ".")

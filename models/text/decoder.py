@@ -203,6 +203,7 @@ class Decoder(TensorModule):
     Attributes:
         local_layers: numbers of the layers that this rank holds.
         absent: canonical paths, below this module, of the layers and experts that other ranks hold.
+        absent_caches: entries of `cache_specs` that belong to layers of other ranks.
     """
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
@@ -234,10 +235,13 @@ class Decoder(TensorModule):
             first = len(self.cache_specs) if source is None else self.cache_of_layer[source]
             self.cache_of_layer.append(first if module.mixers else 0)
             self.cache_specs += [spec for mixer in module.mixers if source is None for spec in _caches_of(mixer)]
+        counts = [sum(len(_caches_of(mixer)) for mixer in module.mixers) for module in layers]
+        local = (range(self.cache_of_layer[i], self.cache_of_layer[i] + counts[i]) for i in self.local_layers)
+        self.absent_caches = frozenset(range(len(self.cache_specs))).difference(*local)
         paths = (f"layers.{number}" for number in range(len(layers)) if number not in self.local_layers)
         experts = (f"{path}.{name}" for path, module in self.named_modules() for name in getattr(module, "absent", ()))
         self.absent = frozenset((*paths, *experts))
-        self.further_caches = [range(1, sum(len(_caches_of(mixer)) for mixer in module.mixers)) for module in layers]
+        self.further_caches = [range(1, count) for count in counts]
         self.rotaries = [build_rotary(rope, device) for rope in spec.ropes]
         for rotary in self.rotaries:
             if isinstance(rotary, nn.Module):

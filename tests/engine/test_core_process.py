@@ -739,3 +739,15 @@ def test_the_child_leaves_what_is_loaded_out_of_collections(monkeypatch):
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+def test_the_core_is_closed_before_its_process_ends():
+    """So that what waits for connectors is written."""
+    (ours, theirs), activity = map(Channel, Pipe()), channel.Activity()
+    server = core_server._Server(theirs, core_server._Records(), activity)
+    server._core = SimpleNamespace(closed=[], close=lambda: server._core.closed.append(True))
+    ours.send(*pack(("close", ())))
+    server.run()
+    assert server._core.closed == [True]
+    for opened in (ours, theirs, activity):
+        opened.close()

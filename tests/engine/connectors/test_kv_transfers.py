@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import replace
 
 import pytest
 import torch
+from kv_connectors import Faulty, make_store, play_histories, random_histories, run, stats_of
 from sensorium.engine.connectors.disk import DiskConnector
 from sensorium.engine.connectors.memory import MemoryConnector
 from sensorium.engine.connectors.peer import PeerConnector
 from sensorium.engine.connectors.peer_server import PeerServer
-from sensorium.engine.connectors.tensor_store import TensorStore
 from sensorium.mm.fields import BatchedField, FieldElem
-from sensorium.mm.hashing import digest
 
 MODELS = {
     "full": {},
@@ -23,25 +21,6 @@ MODELS = {
     "chunk": {"chunk": 8},
     "states": {"states": True},
 }
-
-
-def make_store(*connectors, name: str = "toy") -> TensorStore:
-    return TensorStore("KV blocks", digest(name), connectors or [MemoryConnector(1 << 24)])
-
-
-def stats_of(store: TensorStore, name: str = "memory"):
-    return next(stats for stats in store.stats if stats.connector == name)
-
-
-def run(toy, core, message) -> tuple[list[int], int]:
-    """Return the answer of a request and its cached tokens."""
-    core.add(message)
-    limit = time.monotonic() + 60
-    outputs = []
-    while not outputs or outputs[-1].finish_reason is None:
-        assert time.monotonic() < limit
-        outputs += [output for output in core.step().outputs if output.request_id == message.request_id]
-    return toy.tokens_of(outputs), outputs[-1].stats.cached_tokens
 
 
 def test_a_prefix_that_was_evicted_comes_back_from_memory(toy):
@@ -114,38 +93,10 @@ def test_an_idle_session_that_lost_its_blocks_gets_them_back(toy):
 @pytest.mark.parametrize("seed", range(4))
 def test_random_histories_give_the_same_tokens(toy, kind, seed):
     """Prompts share prefixes, memory for offloading is small, and sessions are held open, appended to and truncated."""
-    rng = random.Random(seed)
-    model = toy.ToyModel(**MODELS[kind])
-    prefixes = [toy.random_prompt("", 30, seed=i).prompt_token_ids for i in range(3)]
-    histories = []
-    for i in range(8):
-        tail = tuple(rng.randrange(4, 101) for _ in range(rng.randint(1, 20)))
-        prompt = rng.choice(prefixes)[: rng.randint(0, 30)] + tail
-        temperature = rng.choice([0.0, 1.0])
-        message = toy.random_prompt(str(i), 1, max_tokens=rng.randint(1, 6))
-        message = replace(message, prompt_token_ids=prompt, hold_open=True, seed=i)
-        message = replace(message, params=replace(message.params, temperature=temperature))
-        turns = [tuple(rng.randrange(4, 101) for _ in range(rng.randint(1, 9))) for _ in range(rng.randint(0, 2))]
-        histories.append((message, turns, rng.randint(0, 5)))
+    model, histories = toy.ToyModel(**MODELS[kind]), random_histories(toy, seed)
 
     def play(**options) -> dict[str, list[int]]:
-        core, tokens = toy.make_core(blocks=32, model=model, budget=32, **options), {}
-        for round_ in range(3):
-            for message, turns, cut in histories:
-                name = message.request_id
-                if round_ == 0:
-                    core.add(message)
-                elif len(turns) >= round_:
-                    if cut:
-                        length = len(message.prompt_token_ids)
-                        core.truncate(name, length)
-                    core.append(name, turns[round_ - 1])
-            for name, outputs in toy.drain(core, 50_000).items():
-                tokens.setdefault(name, []).extend(toy.tokens_of(outputs))
-        for message, *_ in histories:
-            core.abort(message.request_id)
-        toy.assert_empty(core)
-        return tokens
+        return play_histories(toy, toy.make_core(blocks=32, model=model, budget=32, **options), histories)
 
     assert play(kv_store=make_store(MemoryConnector(1 << 16))) == play(caching=False)
 
@@ -178,31 +129,6 @@ def test_a_decode_engine_gets_what_a_prefill_engine_has_computed(toy, kind):
     assert stats_of(store, "peer").hits == hits
     store.close()
     producer.close()
-
-
-class Faulty(MemoryConnector):
-    """A connector that does one thing wrong, its `fault`."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__(1 << 24)
-        self.fault = fault
-
-    def get(self, key, limit):
-        data = super().get(key, limit)
-        if self.fault == "unreachable":
-            raise TimeoutError("no answer")
-        if self.fault == "flipped":
-            return data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
-        if self.fault == "truncated":
-            return data[: len(data) // 2]
-        if self.fault == "another":
-            others = [other for other in self._entries if other != key]
-            return self._entries[others[0]]
-        if self.fault == "gone":
-            return None
-        if self.fault == "slow":
-            time.sleep(0.05)
-        return data
 
 
 @pytest.mark.parametrize("fault", ["unreachable", "flipped", "truncated", "another", "gone", "slow"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hostile import MODEL, asked, make_image
 from sensorium import LLM, SamplingParams
-from sensorium.callers.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.config import make_config
 from sensorium.engine.connectors.shared_memory import ROOT
 from sensorium.engine.transfer_config import TOKEN_VARIABLE
@@ -57,7 +57,7 @@ def test_blocks_in_memory_outlive_their_eviction_and_sleep(expected: list[Any], 
 def test_a_later_engine_reads_blocks_from_disk_and_refuses_damaged_ones(expected: list[Any], tmp_path: Path) -> None:
     transfer = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     transfer |= {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "blocks")}}
-    with LLM(MODEL, kv_transfer_config=transfer, **SMALL) as llm:
+    with LLM(MODEL, kv_transfer_config=transfer, engine_process=True, **SMALL) as llm:
         assert answers(llm)[0] == expected
     with LLM(MODEL, kv_transfer_config=transfer | {"kv_role": "kv_consumer"}, **SMALL) as llm:
         tokens, cached = answers(llm)
@@ -264,12 +264,6 @@ def test_several_connectors_and_none() -> None:
     assert (options.memory_bytes, options.folder, options.folder_bytes) == (5 + (1 << 30), "/x", 7)
     assert (options.saves, options.loads) == (True, False)
     assert not make_config("m", {"kv_offloading_size": 0}).kv_transfer
-
-
-def test_ranks_refuse_connectors() -> None:
-    with pytest.raises((ConfigError, InputError)) as caught:
-        LLM(MODEL, kv_offloading_size=1, tensor_parallel_size=2)
-    assert caught.value.info.param == "tensor_parallel_size"
 
 
 def test_engines_share_blocks_in_memory_and_outlive_each_other(expected: list[Any]) -> None:

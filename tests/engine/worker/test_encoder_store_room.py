@@ -88,10 +88,10 @@ def test_one_item_larger_than_the_queue_is_written(tmp_path):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
 def test_disk_errors_log_one_warning(tmp_path, monkeypatch, caplog, code):
-    def refuse(*names):
+    def refuse(*names, **options):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     store = make(tmp_path)
     for i in range(3):
         store.put(key_of(i), rows_of(i))
