@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -13,21 +14,39 @@ from dataclasses import dataclass, field
 
 from .handshakes import MAX_HANDSHAKES, greeted_connections
 from .interface import KEY, Connector
-from .wire import HEARTBEAT_SECONDS, MAX_BYTES, ItemFailedError, Operation, Status, receive_request, response_parts, send
+from .wire import (
+    HEARTBEAT_SECONDS,
+    MAX_BYTES,
+    ItemFailedError,
+    Operation,
+    PeerError,
+    Status,
+    receive_request,
+    response_parts,
+    seconds_for,
+    send,
+)
 
 MAX_CONNECTIONS = 64  # of clients that know the token
 _IDLE_SECONDS = 300.0  # after which a connection without requests is closed
+_GIVE_WAY_SECONDS = 5.0  # after which it is closed if there is no other place for a new client
 _CLOSE_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _Client:
-    """A client that knows the token. `is_working`: a response to it is being made; guarded by `lock`."""
+    """A client that knows the token.
+
+    Attributes:
+        is_working: a response to it is being made; guarded by `lock`.
+        idle_since: when its last request was answered (`time.monotonic`); infinity while it has one.
+    """
 
     connection: socket.socket
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_working: bool = False
+    idle_since: float = field(default_factory=time.monotonic)
 
     def set_working(self, is_working: bool) -> None:
         with self.lock:
@@ -50,7 +69,7 @@ class PeerServer:
     Args:
         connectors: asked in order; the first one gets what clients put.
         address: "host:port"; with port 0, a free port is chosen.
-        seconds: time limit of receiving a request, and of sending a response.
+        seconds: time limit of receiving a request, and of sending a response; large ones get more (`wire.seconds_for`).
         encode: returns the packed encoder rows of a key and its packed inputs. It may raise OSError, ValueError and
             ItemFailedError. With it, clients cannot put anything, so that all rows are computed here.
         is_alive: signs of life are sent while it returns True.
@@ -101,7 +120,7 @@ class PeerServer:
         for connection in greeted_connections(self._listener, self._token, self._closed.is_set):
             thread = threading.Thread(target=self._serve, args=(connection,), name="sensorium-peer", daemon=True)
             with self._lock:
-                if self._closed.is_set() or len(self._clients) >= MAX_CONNECTIONS:
+                if self._closed.is_set() or not self._has_place():
                     connection.close()
                     continue
                 self._clients[thread] = _Client(connection)
@@ -111,6 +130,18 @@ class PeerServer:
                     _log.warning("a peer was disconnected: %s", error)
                     del self._clients[thread]
                     connection.close()
+
+    def _has_place(self) -> bool:
+        """Return whether there is a place for a new client. If need be, the one that is idle for the longest time leaves."""
+        if len(self._clients) < MAX_CONNECTIONS:
+            return True
+        thread, client = min(self._clients.items(), key=lambda entry: entry[1].idle_since)
+        if time.monotonic() - client.idle_since < _GIVE_WAY_SECONDS:
+            return False
+        del self._clients[thread]
+        with suppress(OSError):
+            client.connection.shutdown(socket.SHUT_RDWR)  # its thread ends
+        return True
 
     def _send_signs_of_life(self) -> None:
         while not self._closed.wait(HEARTBEAT_SECONDS):
@@ -126,14 +157,18 @@ class PeerServer:
                 client = self._clients[threading.current_thread()]
             with connection:
                 while not self._closed.is_set():
-                    idle = time.monotonic() + _IDLE_SECONDS
-                    operation, keys, data = receive_request(connection, idle, self._seconds, MAX_BYTES)
+                    _wait_for_request(connection)
+                    client.idle_since = math.inf
+                    deadline = time.monotonic() + self._seconds
+                    operation, keys, data = receive_request(connection, deadline, self._seconds, MAX_BYTES)
                     client.set_working(True)
                     try:
                         status, answer = self._answer(operation, keys, data)
                     finally:
                         client.set_working(False)
-                    send(connection, response_parts(status, answer), time.monotonic() + self._seconds)
+                    deadline = time.monotonic() + self._seconds + seconds_for(len(answer))
+                    send(connection, response_parts(status, answer), deadline, self._seconds)
+                    client.idle_since = time.monotonic()
         except OSError as error:
             _log.debug("a peer was disconnected: %s", error)
         except Exception:
@@ -171,3 +206,10 @@ class PeerServer:
         for connector in self._connectors:
             present |= connector.contains([key for key in missing if key not in present])
         return bytes(key in present for key in keys)
+
+
+def _wait_for_request(connection: socket.socket) -> None:
+    """Wait for the first byte of a request. Raise OSError if none comes in `_IDLE_SECONDS`, or the client has left."""
+    connection.settimeout(_IDLE_SECONDS)
+    if not connection.recv(1, socket.MSG_PEEK):
+        raise PeerError("it closed the connection")

@@ -48,7 +48,8 @@ class RedisConnector:
             raise ConfigError(reason, param="kv_transfer_config") from None
         self._errors: type[Exception] = redis.RedisError
         options = self._client.connection_pool.connection_kwargs
-        self._description = f"Redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        address = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        self._description = f"Redis at {address}"
         self._backoff = Backoff()
 
     def get(self, key: str, limit: int) -> bytes | None:

@@ -53,7 +53,7 @@ class TensorStore:
         self.kind, self.namespace, self.connectors, self.queue_bytes = kind, namespace, tuple(connectors), queue_bytes
         self._server = server
         self._counts = {connector.name: Counter[str]() for connector in connectors}  # several peers count together
-        self._warned = set[str]()
+        self._failing = [set[str]() for _ in connectors]  # verbs that fail, by connector
         self._pending: dict[str, Mapping[str, Tensor]] = {}  # tensors that wait to be written, by key
         self._lock = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "sensorium-tensor-store")
@@ -119,6 +119,7 @@ class TensorStore:
             except OSError as error:
                 self._failed(connector, "read from", error)
                 continue
+            self._works(connector, "read from")
             found |= {missing.pop(key) for key in keys if key in missing}
         return found
 
@@ -145,6 +146,7 @@ class TensorStore:
     def _get_from(self, connector: Connector, key: str, specs: Specs) -> tuple[bytes, dict[str, Tensor]] | None:
         try:
             data = connector.get(key, max_packed_bytes(specs))
+            self._works(connector, "read from")
             if data is None:
                 return None
             tensors = unpack(key, data, specs)
@@ -174,6 +176,7 @@ class TensorStore:
                 except OSError as error:
                     self._failed(connector, "written to", error)
                 else:
+                    self._works(connector, "written to")
                     self._count(connector, "writes" if is_kept else "skipped")
                     self._count(connector, "written_bytes", len(data) if is_kept else 0)
         except Exception:  # a thread has no caller
@@ -183,12 +186,23 @@ class TensorStore:
                 del self._pending[key]
 
     def _failed(self, connector: Connector, verb: str, error: OSError) -> None:
-        """Count a failure, and log the first one only, because a full disk stays full for a while."""
+        """Count a failure. It is logged once until the connector works again, because a full disk stays full for a while."""
         self._count(connector, "failed")
-        if connector.name not in self._warned:
+        failing = self._failing[self.connectors.index(connector)]
+        with self._lock:
+            is_new = not failing
+            failing.add(verb)
+        if is_new:
             reason = error.strerror or error
             _log.warning("%s cannot be %s %s (%s); continuing without", self.kind, verb, connector.describe(), reason)
-        self._warned.add(connector.name)
+
+    def _works(self, connector: Connector, verb: str) -> None:
+        failing = self._failing[self.connectors.index(connector)]
+        with self._lock:
+            is_again = failing == {verb}
+            failing.discard(verb)
+        if is_again:
+            _log.warning("%s can be %s %s again", self.kind, verb, connector.describe())
 
     def _count(self, connector: Connector, what: str, number: int = 1) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ GREETING = b"sensorium-peer-2"
 NONCE_BYTES, PROOF_BYTES = 32, 32
 MAX_KEYS_BYTES = 4 << 20  # of the keys of a request
 MAX_BYTES = 1 << 30  # of the data of a request or response
+SLOWEST_BYTES = 1 << 20  # of data per second, with which a server puts up
 HEARTBEAT_SECONDS, SILENCE_SECONDS = 0.5, 2.0
 _REQUEST = struct.Struct("<BIQ")  # operation, bytes of keys, bytes of data
 _RESPONSE = struct.Struct("<BQ")  # status, bytes of data
@@ -95,7 +96,7 @@ def receive_request(connection: socket.socket, idle: float, seconds: float, limi
 
     Args:
         idle: time (`time.monotonic`) at which a connection without a request ends.
-        seconds: time from the first bytes to the last.
+        seconds: time from the first bytes to the last, besides that of the data (`seconds_for`).
         limit: most bytes of data.
 
     Raises:
@@ -105,13 +106,13 @@ def receive_request(connection: socket.socket, idle: float, seconds: float, limi
     operation, keys_size, size = _REQUEST.unpack(head)
     if operation not in list(Operation) or keys_size > MAX_KEYS_BYTES or size > limit:
         raise PeerError(f"its request has the operation {operation}, {keys_size} bytes of keys and {size} of data")
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds + seconds_for(size)
     keys = receive(connection, keys_size, deadline)
     try:
         names = keys.decode("ascii").split("\n")
     except UnicodeDecodeError:
         raise PeerError("its keys are no text") from None
-    return Operation(operation), names, bytes(receive(connection, size, deadline))
+    return Operation(operation), names, bytes(receive(connection, size, deadline, seconds))
 
 
 def receive_response(connection: socket.socket, limit: int, deadline: float) -> tuple[Status, bytes]:
@@ -129,6 +130,11 @@ def receive_response(connection: socket.socket, limit: int, deadline: float) -> 
     if size > limit:
         raise ValueError(f"it has {size} bytes, more than {limit}")
     return Status(status), bytes(receive(connection, size, deadline, SILENCE_SECONDS))
+
+
+def seconds_for(num_bytes: int) -> float:
+    """Return how long a server lets data take besides its time limit: large data may come over a slow link."""
+    return num_bytes / SLOWEST_BYTES
 
 
 def _left(deadline: float) -> float:

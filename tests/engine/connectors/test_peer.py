@@ -158,6 +158,80 @@ def test_a_slow_request_ends_and_connections_are_limited(monkeypatch):
                 PeerConnector(address).get(key_of(0), 100)
 
 
+def test_an_idle_client_gives_way_to_a_new_one(monkeypatch):
+    """The one that is idle for the longest time; its next request has a new connection."""
+    monkeypatch.setattr(peer_server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(peer_server, "_GIVE_WAY_SECONDS", 0.0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(MemoryConnector):
+        def get(self, key: str, limit: int) -> bytes | None:
+            begun.set()
+            go_on.wait(LONG)
+            return super().get(key, limit)
+
+    server = PeerServer([Slow(1 << 20)], "127.0.0.1:0")
+    address = f"127.0.0.1:{server.port}"
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        stack.callback(go_on.set)
+        busy, idle, new = (stack.enter_context(closing(PeerConnector(address, seconds=LONG))) for _ in range(3))
+        asked = threading.Thread(target=busy.get, args=(key_of(0), 100))
+        asked.start()
+        begun.wait(LONG)
+        for client in (idle, new, idle):
+            assert client.contains([key_of(0)]) == set()
+        assert not asked.join(0.01)
+        assert asked.is_alive()
+        go_on.set()
+        asked.join()
+
+
+def test_large_requests_get_more_time(monkeypatch):
+    """A second for each MiB, as long as bytes come."""
+    limits, size = list[float](), 100 << 20
+    replies = [wire._REQUEST.pack(4, 4, size), b"keys", b"data"]
+
+    def receive(connection: object, count: int, deadline: float, silence: float = 0.0) -> bytes:
+        limits.append(deadline - time.monotonic())
+        return replies.pop(0)
+
+    monkeypatch.setattr(wire, "receive", receive)
+    wire.receive_request(None, time.monotonic() + 5, 30, 1 << 30)
+    assert limits[0] <= 5
+    assert limits[2] > 100
+
+
+def test_a_failure_is_logged_for_each_peer_until_it_works_again(caplog):
+    class Broken(MemoryConnector):
+        name, is_broken = "peer", True
+
+        def __init__(self, number: int) -> None:
+            super().__init__(1 << 20)
+            self.number = number
+
+        def contains(self, keys: list[str]) -> set[str]:
+            if self.is_broken:
+                raise OSError("broken")
+            return super().contains(keys)
+
+        def describe(self) -> str:
+            return f"peer {self.number}"
+
+    peers = [Broken(0), Broken(1)]
+    store = TensorStore("KV blocks", NAMESPACE, peers)
+    for _ in range(3):
+        store.contains([name_of(0)])
+    assert [caplog.text.count(f"from peer {number} (broken)") for number in (0, 1)] == [1, 1]
+    peers[0].is_broken = False
+    store.contains([name_of(0)])
+    assert caplog.text.count("from peer 0 again") == 1
+    peers[0].is_broken = True
+    store.contains([name_of(0)])
+    assert caplog.text.count("from peer 0 (broken)") == 2
+    store.close()
+
+
 def test_silent_clients_take_no_place(monkeypatch):
     monkeypatch.setattr(peer_server, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(handshakes, "HANDSHAKE_SECONDS", LONG)

@@ -155,3 +155,9 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "redis", None)
     with pytest.raises(ConfigError, match=r"sensorium\[redis\]"):
         RedisConnector("redis://localhost")
+
+
+def test_a_socket_is_described_by_its_path():
+    pytest.importorskip("redis")
+    assert RedisConnector("unix:///run/redis.sock").describe() == "Redis at /run/redis.sock"
+    assert RedisConnector("redis://host").describe() == "Redis at host:6379"

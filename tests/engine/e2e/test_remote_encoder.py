@@ -25,6 +25,8 @@ from sensorium.engine.connectors.peer import PeerConnector
 from sensorium.engine.connectors.peer_server import PeerServer
 from sensorium.engine.connectors.wire import ItemFailedError, PeerError
 from sensorium.engine.engine_args import EngineArgs
+from sensorium.engine.frontend import remote_encoder
+from sensorium.engine.frontend.remote_encoder import RemoteEncoder
 from sensorium.engine.transfer_config import TOKEN_VARIABLE
 from sensorium.mm.embeddings import ROWS
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
@@ -131,6 +133,7 @@ def test_an_encoder_that_is_gone_is_a_typed_error_or_a_counted_fallback(whole, m
     from prometheus_client import CollectorRegistry
 
     monkeypatch.setattr(backoff, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(remote_encoder, "_PATIENCE_SECONDS", LONG)  # a busy machine is no stopped encoder
     registry = CollectorRegistry()
     prompts = [image_prompt(seed) for seed in (20, 21, 22)]
     wanted = [answer(whole, prompt).outputs for prompt in prompts]
@@ -226,6 +229,7 @@ with LLM(sys.argv[1], parts="encoder", encoder_listen="127.0.0.1:0", **options) 
 @pytest.mark.in_process
 def test_an_encoder_whose_process_is_stopped_is_seen_long_before_the_time_limit(whole, monkeypatch):
     monkeypatch.setattr(backoff, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(remote_encoder, "_PATIENCE_SECONDS", LONG)  # a busy machine is no stopped encoder
     prompts = [image_prompt(seed) for seed in (80, 81, 82)]
     wanted = [answer(whole, prompt).outputs for prompt in prompts]
     command = [sys.executable, "-P", "-c", SERVER, str(TINY_VL)]
@@ -249,6 +253,7 @@ def test_an_encoder_whose_process_is_stopped_is_seen_long_before_the_time_limit(
 @pytest.mark.in_process
 def test_an_engine_of_an_encoder_that_is_stopped_is_ended_and_nobody_waits_for_the_next_one(whole, monkeypatch):
     monkeypatch.setattr(backoff, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(remote_encoder, "_PATIENCE_SECONDS", LONG)  # a busy machine is no stopped encoder
     prompts = [image_prompt(seed) for seed in (83, 84, 85)]
     wanted, may_restart = [answer(whole, prompt).outputs for prompt in prompts], threading.Event()
     with encoder_of(engine_process=True, engine_restarts=1, engine_standby=False) as encoder:
@@ -273,6 +278,68 @@ def test_the_next_encoder_is_asked_if_one_is_gone(encoder, whole):
             prompt = image_prompt(seed)
             assert answer(language, prompt).outputs == answer(whole, prompt).outputs
         assert counts(language).failed > 0
+
+
+class StoppedPeer:
+    """A peer that is stopped until `is_well`. `probed`: somebody has asked whether it answers."""
+
+    def __init__(self, number, before_failing):
+        self.address, self._before_failing = f"127.0.0.1:{number}", before_failing
+        self.probed, self.may_answer, self.is_well, self.num_asked = threading.Event(), threading.Event(), False, 0
+
+    def get(self, key, limit):
+        self.num_asked += 1
+        if self.is_well:
+            return pack(key, {ROWS: torch.ones(2, 3)})
+        self._before_failing()
+        raise PeerError("it did not answer in time")
+
+    def contains(self, keys):
+        self.probed.set()
+        self.may_answer.wait(LONG)
+        if not self.is_well:
+            raise PeerError("it did not answer in time")
+        return set()
+
+    def close(self):
+        self.may_answer.set()
+
+
+ITEM = ItemInputs("image", {"x": FieldElem(torch.ones(2), BatchedField())}, 2, "")
+
+
+def remote(peers):
+    return closing(RemoteEncoder(peers, digest("rows"), LONG, 3, torch.float32, True))
+
+
+def test_stopped_encoders_are_given_up_at_the_same_time(monkeypatch):
+    """While the first one is waited for, the others are probed; nobody waits for them again."""
+    monkeypatch.setattr(remote_encoder, "_PATIENCE_SECONDS", 0.001)
+
+    def others_fail():
+        for peer in peers:
+            peer.may_answer.set()
+        assert sum(peer.probed.wait(LONG if peer.num_asked == 0 else 0) for peer in peers) == 2
+
+    peers = [StoppedPeer(number, others_fail) for number in (1, 2, 3)]
+    with remote(peers) as encoder:
+        assert encoder.encode(ITEM) is None
+        assert sum(peer.num_asked for peer in peers) == 1
+        assert encoder.stats.failed >= 3
+        assert encoder.stats.fallbacks == 1
+
+
+def test_a_stopped_encoder_is_asked_again_once_it_has_answered(monkeypatch):
+    monkeypatch.setattr(remote_encoder, "_PATIENCE_SECONDS", 0.001)
+    peer = StoppedPeer(1, lambda: None)
+    with remote([peer]) as encoder:
+        for _ in range(3):
+            assert encoder.encode(ITEM) is None
+        assert peer.num_asked == 1
+        peer.is_well = True
+        peer.may_answer.set()
+        wait_until(lambda: encoder.encode(ITEM) is not None)
+        assert encoder.stats.hits == 1
 
 
 def test_an_item_on_which_the_encoder_fails(encoder):
