@@ -21,6 +21,7 @@ from sensorium import LLM, SamplingParams
 from sensorium.callers.errors import ConfigError
 from sensorium.engine.connectors.memory import MemoryConnector
 from sensorium.engine.connectors.peer_server import PeerServer
+from sensorium.engine.connectors.shared_memory import ROOT
 from sensorium.engine.connectors.tensor_store import QUEUE_BYTES
 from sensorium.engine.core.death_watch import state_of
 from several_ranks import GREEDY, answers, peers, same_bodies  # noqa: F401
@@ -50,8 +51,8 @@ def expected() -> list[Any]:
         return tokens_of(llm)[0]
 
 
-def connector(name: str, role: str = "kv_both", **extra: Any) -> dict[str, Any]:
-    return {"kv_connector": name, "kv_role": role, "kv_connector_extra_config": extra}
+def connector(kind: str, role: str = "kv_both", **extra: Any) -> dict[str, Any]:
+    return {"kv_connector": kind, "kv_role": role, "kv_connector_extra_config": extra}
 
 
 def free_ports(count: int) -> int:
@@ -82,6 +83,21 @@ def test_blocks_in_memory_outlive_their_eviction_and_sleep(split: Mapping[str, i
         assert tokens_of(llm) == (expected, cached)
         rest = llm.explain().offloaded - int(0.05 * (1 << 30)) // llm.config.num_ranks - QUEUE_BYTES
         assert 0 < rest < 3 << 20, "a rank has its part of the memory"
+
+
+def test_shared_memory_is_deleted_with_the_last_rank(expected: list[Any]) -> None:
+    name = f"test-ranks-{os.getpid()}"
+    transfer = connector("SharedMemoryConnector", name=name, max_bytes=64 << 20)
+    with LLM(MODEL, kv_transfer_config=transfer, tensor_parallel_size=2, quarantine_seconds=0, **SMALL) as llm:
+        assert tokens_of(llm)[0] == expected
+        os.kill(peers(llm)[0], signal.SIGKILL)
+        wait_until(lambda: llm.engine.loop.num_deaths > 0)
+        assert tokens_of(llm)[0] == expected
+        llm.reset_prefix_cache()
+        tokens, cached = tokens_of(llm)
+        assert tokens == expected
+        assert cached > 100
+    assert not (ROOT / f"sensorium-{os.geteuid()}-{name}").exists()
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
