@@ -126,9 +126,10 @@ def outcome(make: Callable[[], Any]) -> str:
 def family_calls() -> list[Call]:
     """Return calls that process an item of each modality of each family, with all of its options."""
     return [
-        Call(partial(process, family, modality), {"data": Raw(ITEMS[modality][0]), "options": options(info)})
+        Call(partial(process, family, modality), {"data": Raw(data), "options": options(info)})
         for family, info in INFOS.items()
         for modality in info.valid_kwargs
+        for data in ITEMS[modality][:1]
     ]
 
 
