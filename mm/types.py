@@ -345,7 +345,7 @@ class MultiModalFeature:
     def stream(self) -> int | None:
         """Number of the live stream of which the item is a chunk, or of its open window; None for other items."""
         chunk = self.kwargs.get("audio_stream")
-        return None if chunk is None else int(chunk.data[0])  # type: ignore[index]
+        return int(chunk.data[0]) if chunk is not None and isinstance(chunk.data, Tensor) else None
 
 
 def true_runs(mask: Tensor, offset: int = 0) -> tuple[tuple[int, int], ...]:

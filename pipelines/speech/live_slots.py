@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...engine.engine import Engine
 
-_CPU_SLOTS = 2  # measured with 16 streams: with one, short passes leave threads idle; with three, each pass takes longer
+_CPU_SLOTS = 2  # with one, short passes leave threads idle; without a limit, 16 streams of whisper-tiny.en show words later
 _lock = threading.Lock()
 _slots: weakref.WeakKeyDictionary[Engine, PassSlots] = weakref.WeakKeyDictionary()
 
