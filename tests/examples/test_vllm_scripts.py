@@ -347,6 +347,7 @@ def test_engine_arguments_of_the_table():
         "hf_overrides",
         "override_generation_config",
         "chat_template",
+        "ec_transfer_config",
     }
     ignored = {name: row[1] for row in rows("Engine arguments without effect") for name in names_in(row[0])}
     assert ignored == IGNORED | dict.fromkeys(SILENT, "silent")

@@ -111,7 +111,7 @@ def test_urls_are_recognised_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> 
             raise InputError("it is gone")
         return files[url][:most]
 
-    monkeypatch.setattr("sensorium.mm.media.source.fetch", fetch)
+    monkeypatch.setattr("sensorium.mm.media.fetch.fetch", fetch)
     urls = [*files, " https://host/TIFF?id=1\n", "https://host/gone.gif", "https://host/gone"]
     named = list(images_and_pages([*urls, *urls], MediaPolicy(max_pdf_pages=77)))
     paged = [f"https://host/{form}?id=1" for form in FORMATS]
