@@ -656,7 +656,7 @@ def refuse(*_: object) -> int:
 def test_values_that_cannot_be_read_or_written_do_not_end_the_server(monkeypatch):
     ours, theirs = pair()
     server = core_server._Server(theirs, core_server._Records(), None)
-    server._core = SimpleNamespace(fine=lambda: 1, unwritable=object)
+    server._core = SimpleNamespace(close=lambda: None, fine=lambda: 1, unwritable=object)
     thread = threading.Thread(target=server.run)
     thread.start()
     for verb, failed in (("unwritable", True), ("fine", False)):
@@ -682,7 +682,7 @@ def test_free_memory_is_returned_between_verbs(monkeypatch, seconds, count):
     monkeypatch.setattr(core_server, "_TRIM_SECONDS", seconds)
     monkeypatch.setattr(core_server, "_TRIM_SHARE", float("inf"))  # the time that a return takes delays the next one by nothing
     server = core_server._Server(theirs, core_server._Records(), None)
-    server._core = SimpleNamespace(fine=lambda: 1)
+    server._core = SimpleNamespace(close=lambda: None, fine=lambda: 1)
     thread = threading.Thread(target=server.run)
     thread.start()
     for _ in range(3):
