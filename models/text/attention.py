@@ -124,9 +124,9 @@ class DecoderAttention(TensorModule, Convertible):
         return [(f"{path}.{name}_proj.{kind}", part) for name, part in zip("qkv", parts, strict=True)]
 
     def _split_gate(self, path: str, kind: str, stored: Tensor) -> Iterable[tuple[str, Tensor]]:
-        query, gate = stored.view(self.qkv_heads[0], 2, self.dim, -1).unbind(1)
+        query, gate = stored.unflatten(0, (-1, 2, self.dim)).unbind(1)  # of the heads of all ranks
         for name, part in (("q_proj", query), ("gate", gate)):
-            yield f"{path}.{name}.{kind}", part.reshape(-1, *stored.shape[1:])
+            yield f"{path}.{name}.{kind}", part.flatten(0, 1)
 
     def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         projected = self._project(x if self.in_scale == 1.0 else x * self.in_scale)

@@ -51,7 +51,7 @@ PARAMS = [
     ),
 ]
 OPTIONS = {"max_model_len": 512, "max_num_seqs": 4, "limit_mm_per_prompt": {"image": 2}}
-FAMILIES = ("qwen3_vl", "gemma3", "phi3_vision", "qwen2_audio", "step3p7")
+FAMILIES = ("qwen3_vl", "qwen3_5", "gemma3", "phi3_vision", "qwen2_audio", "step3p7")
 TOWERS = ("qwen3_vl", "phi3_vision", "qwen2_audio", "llava_onevision", "mllama")
 """With deepstack levels, tiles, audio, videos, and cross-attention."""
 STAGED = ("qwen3_vl", "qwen3_vl_moe", "kimi_vl", "lfm2_vl", "mllama")

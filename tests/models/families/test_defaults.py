@@ -44,6 +44,7 @@ STATED: dict[str, dict[str, dict[str, Any]]] = {
     "LlavaNext": {"vision_config": {"image_size": 336}},
     "LlavaNextVideo": {"vision_config": {"image_size": 336}},
     "LlavaOnevision": {"vision_config": {"image_size": 384}},
+    "NemotronH_Omni_Reasoning_V3": {"vision_config": {"layerscale_value": 1.0, "video_temporal_patch_size": 2}},
     "Qwen2VL": {"text_config": QWEN2},
     "Qwen2_5_VL": {"text_config": QWEN2},
     "Qwen3ASR": {"text_config": {"hidden_size": 3584}},
